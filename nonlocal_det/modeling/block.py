@@ -1,0 +1,123 @@
+"""How the block of ``nonlocal_det.layers`` is made from a config, and what a ResNet stage asks of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from detectron2.config import CfgNode
+from detectron2.layers import CNNBlockBase
+from detectron2.layers.batch_norm import NaiveSyncBatchNorm
+from torch import nn
+
+from nonlocal_det.config import ConfigError, check_block_options
+from nonlocal_det.layers import NonLocalBlock
+
+logger = logging.getLogger(__name__)
+
+
+class StageNonLocalBlock(NonLocalBlock):
+    """A non-local block as a member of a ResNet stage.
+
+    A stage asks its members for ``in_channels``, ``out_channels``, ``stride`` and ``freeze()``, as
+    :class:`detectron2.layers.CNNBlockBase` has them. That class cannot be a second base: the two
+    ``__init__`` would call each other with the wrong arguments.
+
+    Args:
+        in_channels: channels C of the input and the output, [B, C, H, W].
+        inter_channels: channels C' inside the block; C // 2 unless given.
+        options: the other arguments of :class:`NonLocalBlock`.
+    """
+
+    def __init__(self, in_channels: int, inter_channels: int | None = None, **options: Any) -> None:
+        super().__init__(in_channels, inter_channels, **options)
+        self.out_channels = in_channels
+        self.stride = 1
+
+    freeze = CNNBlockBase.freeze
+
+
+def _naive_sync_batch_norm(channels: int) -> nn.Module:
+    # "N" weighs every rank by its batch: a rank may have no RoI at all.
+    return NaiveSyncBatchNorm(channels, stats_mode="N")
+
+
+@dataclass(frozen=True)
+class BlockOptions:
+    """The options that all blocks of a model share.
+
+    Attributes:
+        pairwise: f of Eq. 1.
+        reduction: a block with C channels has C' = max(1, C // reduction) inside.
+        pool: what is max-pooled: "input", "embedding" or "none".
+        scale: whether the logits of the softmax forms are divided by the square root of their length.
+        norm: the norm after W_z: a name or a callable channels -> module.
+        init: "msra" or "normal".
+    """
+
+    pairwise: str = "embedded_gaussian"
+    reduction: int = 2
+    pool: str = "input"
+    scale: bool = True
+    norm: str | Callable[[int], nn.Module] = ""
+    init: str = "msra"
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode) -> BlockOptions:
+        """Read MODEL.NONLOCAL.
+
+        Raises:
+            ConfigError: the config has no MODEL.NONLOCAL, or a value there is not known.
+        """
+        if "NONLOCAL" not in cfg.MODEL:
+            raise ConfigError(
+                "MODEL.NONLOCAL is missing: call nonlocal_det.add_nonlocal_config(cfg) right after "
+                "get_cfg(), before a file is merged"
+            )
+        check_block_options(cfg)
+        node = cfg.MODEL.NONLOCAL
+        if node.INIT == "normal" and not node.NORM:
+            logger.warning(
+                'MODEL.NONLOCAL.INIT "normal" without a norm learns very slowly: theta, phi and g start at '
+                '0.01 and W_z at 0; write INIT "msra", or a norm such as NORM "BN"'
+            )
+        return cls(
+            pairwise=node.PAIRWISE,
+            reduction=node.REDUCTION,
+            pool=node.POOL,
+            scale=node.SCALE,
+            norm=_naive_sync_batch_norm if node.NORM == "naiveSyncBN" else node.NORM,
+            init=node.INIT,
+        )
+
+    def build(self, channels: int, block: type[NonLocalBlock] = NonLocalBlock) -> NonLocalBlock:
+        """Make a block.
+
+        Args:
+            channels: C of its input and output.
+            block: its class.
+        """
+        return block(
+            channels,
+            max(1, channels // self.reduction),
+            ndim=2,
+            pairwise=self.pairwise,
+            pool=self.pool,
+            scale=self.scale,
+            norm=self.norm,
+            init=self.init,
+        )
+
+
+def replace_children(parent: nn.Sequential, children: list[tuple[str, nn.Module]]) -> None:
+    """Give ``parent`` exactly these children in this order, under their own names.
+
+    The module stays the same object: a ResNet keeps its stages in a list besides its attributes and runs
+    the list. Names stay too, since checkpoints are matched by them.
+    """
+    for name in [name for name, _ in parent.named_children()]:
+        delattr(parent, name)
+    for name, child in children:
+        parent.add_module(name, child)
