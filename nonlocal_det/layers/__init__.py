@@ -1,0 +1,31 @@
+"""Non-local operations that need torch alone.
+
+`NonLocalBlock` is Eq. 6 of "Non-local Neural Networks" (Wang, Girshick, Gupta, He, CVPR 2018); the pairwise
+functions are Eq. 1 with the f of Eq. 2 to 5.
+"""
+
+from .non_local import INITS, POOLS, NonLocalBlock
+from .norm import NORMS
+from .pairwise import (
+    PAIRWISE_FUNCTIONS,
+    concatenation,
+    concatenation_weights,
+    dot_product,
+    dot_product_weights,
+    gaussian,
+    gaussian_weights,
+)
+
+__all__ = [
+    "INITS",
+    "NORMS",
+    "PAIRWISE_FUNCTIONS",
+    "POOLS",
+    "NonLocalBlock",
+    "concatenation",
+    "concatenation_weights",
+    "dot_product",
+    "dot_product_weights",
+    "gaussian",
+    "gaussian_weights",
+]
