@@ -1,0 +1,97 @@
+"""Folders of data that are made once: whole or not at all, by one process at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from iopath.common.file_io import file_lock
+
+CACHE_VARIABLE = "NONLOCAL_DET_CACHE"
+"""Environment variable that names the cache folder."""
+
+_MANIFEST = "manifest.json"
+
+logger = logging.getLogger(__name__)
+
+
+def cache_root() -> Path:
+    """Return the absolute path in ``NONLOCAL_DET_CACHE``, by default ``~/.cache/nonlocal_det``."""
+    return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/nonlocal_det").expanduser().absolute()
+
+
+def cached_directory(name: str, build: Callable[[Path], None]) -> Path:
+    """Return the folder ``name`` of the cache, made by ``build`` where it is missing or damaged.
+
+    ``build`` writes into a temporary folder beside it, which is renamed when it is complete, so that a
+    process that is killed leaves nothing that could be taken for the data. Processes that come at the same
+    time wait for the first and use what it made.
+
+    Args:
+        name: Name of the folder. What it holds must depend on the name alone.
+        build: Writes the data into the empty folder that it is given.
+
+    Raises:
+        OSError: The cache cannot be written; the message names the folder and the environment variable.
+    """
+    target = cache_root() / name
+    if _is_complete(target):
+        return target
+    try:
+        with file_lock(str(target)):  # the system releases it when its holder dies
+            if not _is_complete(target):
+                _make(target, build)
+    except OSError as error:
+        raise OSError(
+            f"cannot write the built-in data to {target} ({error.strerror or error}): "
+            f"set {CACHE_VARIABLE} to a folder that can be written and has room"
+        ) from error
+    return target
+
+
+def _make(target: Path, build: Callable[[Path], None]) -> None:
+    # Under the lock nobody else is at work: temporary folders are what killed processes left behind.
+    for stale in target.parent.glob(f".{target.name}.*.tmp"):
+        shutil.rmtree(stale, ignore_errors=True)
+    work = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        work.mkdir()
+        build(work)
+        (work / _MANIFEST).write_text(json.dumps(_describe(work)), encoding="utf-8")
+        if target.exists():
+            logger.warning("%s is incomplete or damaged: replaced by a new one", target)
+            shutil.rmtree(target)
+        try:
+            work.rename(target)
+        except OSError:
+            # Without working locks, as on some network drives, somebody else may have been faster.
+            if not _is_complete(target):
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _describe(directory: Path) -> dict[str, dict[str, int | str]]:
+    """Return the size of every file but the manifest, and the SHA-256 of those directly in ``directory``."""
+    sizes = {
+        path.relative_to(directory).as_posix(): path.stat().st_size
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path != directory / _MANIFEST
+    }
+    top = [name for name in sizes if "/" not in name]
+    hashes = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in top}
+    return {"sizes": sizes, "sha256": hashes}
+
+
+def _is_complete(directory: Path) -> bool:
+    """Whether the folder holds what its manifest says: milliseconds, since the pictures are not read."""
+    try:
+        return json.loads((directory / _MANIFEST).read_bytes()) == _describe(directory)
+    except (OSError, ValueError):
+        return False
