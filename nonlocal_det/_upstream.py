@@ -12,16 +12,16 @@ import warnings
 # (action, message, category, module): what warnings.filterwarnings takes; message and module are regular
 # expressions that match from the start. None has a colon, at which pytest splits its own form of them.
 UPSTREAM_WARNINGS: tuple[tuple[str, str, type[Warning], str], ...] = (
-    # fvcore/nn/focal_loss.py and detectron2/modeling/box_regression.py script functions when they are imported.
-    # PyTorch gives its own module as the place, whoever calls, so this hides it from all callers.
+    # fvcore/nn/focal_loss.py and detectron2/modeling/box_regression.py script functions while they are
+    # imported. PyTorch gives its own module as the place, whoever calls, so this hides it from all callers.
     (
         "ignore",
         r"`torch\.jit\.script` is deprecated\. Please switch to `torch\.compile` or `torch\.export`",
         FutureWarning,
         r"torch\.jit\._script$",
     ),
-    # detectron2/modeling/anchor_generator.py calls meshgrid without `indexing`. PyTorch warns once a process, and
-    # gives its own module here too.
+    # detectron2/modeling/anchor_generator.py calls meshgrid without `indexing`. PyTorch warns once a process,
+    # and gives its own module here too.
     (
         "ignore",
         r"torch\.meshgrid. in an upcoming release, it will be required to pass the indexing argument",

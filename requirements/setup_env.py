@@ -182,8 +182,10 @@ def make_key(python: "dict[str, Any]", detectron2: str) -> str:
         digest.update(path.read_bytes())
     wheel = Path(detectron2)
     state = wheel.stat() if detectron2 and wheel.is_file() else None
-    made_from = [str(ROOT), python, detectron2, state and [state.st_size, state.st_mtime]]
-    digest.update(json.dumps(made_from, sort_keys=True).encode())
+    # Not the executable's name: python3 and python3.12 are one interpreter.
+    interpreter = [python["prefix"], python["version"], python["detectron2"]]
+    made_from = [str(ROOT), interpreter, detectron2, state and [state.st_size, state.st_mtime]]
+    digest.update(json.dumps(made_from).encode())
     return digest.hexdigest()
 
 
@@ -347,7 +349,7 @@ def install_project(venv_python: Path, constraints: "list[Path]") -> None:
     opencv = [] if succeeds(venv_python, "import cv2") else ["opencv-python-headless"]
     say("installing the project")
     for path in constraints:
-        arguments = ("--no-build-isolation", "-c", str(path), "-e", ".[test,lint]", *opencv)
+        arguments = ("--quiet", "--no-build-isolation", "-c", str(path), "-e", ".[test,lint]", *opencv)
         try:
             pip_install(venv_python, "the project", *arguments)
         except SetupError:
