@@ -3,7 +3,7 @@
 Examples:
     python -m nonlocal_det.tools.demo --config-file FILE --input photos/ more/*.jpg --output drawn/ \
         --opts MODEL.WEIGHTS output/model_final.pth
-    python -m nonlocal_det.tools.demo --config-file FILE --input walk.mp4 --output walk_drawn.mp4 --json walk.json
+    python -m nonlocal_det.tools.demo --config-file FILE --input walk.mp4 --output drawn.mp4 --json walk.json
     python -m nonlocal_det.tools.demo --config-file FILE --input a.jpg --output out/ --attention 320,240
 """
 
@@ -219,9 +219,10 @@ class Predictor:
         checkpointer = NonLocalCheckpointer(self.model)
         checkpointer.load(cfg.MODEL.WEIGHTS)
         if checkpointer.report.untrained:
+            count = len(checkpointer.report.untrained)
             print(
-                f"warning: {len(checkpointer.report.untrained)} tensors are not in {cfg.MODEL.WEIGHTS} and hold "
-                "random values: what is drawn means nothing",
+                f"warning: {count} tensors are not in {cfg.MODEL.WEIGHTS} and hold random values: what is drawn "
+                "means nothing",
                 file=sys.stderr,
             )
         self.metadata = _metadata(cfg)
@@ -258,8 +259,8 @@ class Predictor:
             output = self.model([{"image": tensor, "height": height, "width": width}])[0]
         if "instances" not in output:
             raise UsageError(
-                f"MODEL.META_ARCHITECTURE {self.cfg.MODEL.META_ARCHITECTURE} predicts no instances; use a config "
-                "of Mask R-CNN, Keypoint R-CNN or RetinaNet"
+                f"MODEL.META_ARCHITECTURE {self.cfg.MODEL.META_ARCHITECTURE} predicts no instances; use a "
+                "config of Mask R-CNN, Keypoint R-CNN or RetinaNet"
             )
         return output["instances"].to("cpu"), resized.shape[:2]
 
@@ -424,9 +425,8 @@ def _save_attention(
         for note in block.notes:
             say(f"{picture}: {block.short_name}: {note}")
         if not math.isnan(block.difference):
-            say(
-                f"{picture}: {block.short_name}: rows differ by {block.difference:.3f} (0 all alike, 1 disjoint)"
-            )
+            measure = f"rows differ by {block.difference:.3f} (0 all alike, 1 disjoint)"
+            say(f"{picture}: {block.short_name}: {measure}")
         if block.rows:
             name = f"{output.stem}_attention_{block.short_name}.png"
             _save(draw_attention(image, block), output.with_name(name))
@@ -455,15 +455,14 @@ def _points(wanted: Sequence[tuple[float, float] | str], instances: Instances) -
     if "auto" not in wanted:
         return points
     chosen: list[int] = []
+    boxes = instances.pred_boxes
     for index in instances.scores.argsort(descending=True, stable=True).tolist():
-        boxes = instances.pred_boxes
         # Two detections of one thing would give the same picture twice.
-        if len(chosen) < _AUTO_POINTS and not (
-            chosen and pairwise_iou(boxes[index], boxes[chosen]).max() > 0.5
-        ):
+        if not chosen or pairwise_iou(boxes[index], boxes[chosen]).max() <= 0.5:
             chosen.append(index)
+    chosen = chosen[:_AUTO_POINTS]
     height, width = instances.image_size
-    for x, y in Boxes(instances.pred_boxes.tensor[chosen]).get_centers().tolist():
+    for x, y in Boxes(boxes.tensor[chosen]).get_centers().tolist():
         points.append((min(max(x, 0.0), width - 0.5), min(max(y, 0.0), height - 0.5)))
     return points
 
@@ -480,7 +479,7 @@ def _check_points(pictures: Sequence[Path], wanted: Sequence[tuple[float, float]
         for x, y in points:
             if x > width or y > height:
                 raise UsageError(
-                    f"--attention {x - 0.5:g},{y - 0.5:g} is outside {picture}, which has {width} x {height} pixels"
+                    f"--attention {int(x)},{int(y)} is outside {picture}, which has {width} x {height} pixels"
                 )
 
 
@@ -525,8 +524,8 @@ def _metadata(cfg: CfgNode) -> Metadata:
             metadata.thing_dataset_id_to_contiguous_id = ids
     else:
         print(
-            f"the model has {classes} classes and {name} (DATASETS.TEST) {len(names)}: numbers are shown, and "
-            "category_id counts from 0"
+            f"the model has {classes} classes and {name} (DATASETS.TEST) {len(names)}: numbers are shown, "
+            "and category_id counts from 0"
         )
     keypoints = source.get("keypoint_names")
     if cfg.MODEL.KEYPOINT_ON and keypoints and len(keypoints) == cfg.MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS:
@@ -626,7 +625,7 @@ def _threshold(text: str) -> float:
 
 
 def _point(text: str) -> tuple[float, float] | str:
-    """Parse "auto" or "X,Y"; the result is the pixel's centre, (X + 0.5, Y + 0.5)."""
+    """Parse "auto" or "X,Y", a pixel counted from 0,0; the result is its centre, (X + 0.5, Y + 0.5)."""
     if text == "auto":
         return text
     try:
@@ -637,7 +636,7 @@ def _point(text: str) -> tuple[float, float] | str:
         ) from None
     if not (0 <= x < math.inf and 0 <= y < math.inf):
         raise argparse.ArgumentTypeError(f"{text} is outside every picture; pixels count from 0,0")
-    return x + 0.5, y + 0.5
+    return int(x) + 0.5, int(y) + 0.5
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -646,17 +645,15 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Draw what a trained model finds in pictures, a video or a camera's view.",
     )
     parser.add_argument(
-        "--config-file",
-        required=True,
-        metavar="FILE",
-        help="a path, or a name under configs/ of this project",
+        "--config-file", required=True, metavar="FILE", help="a path, or a name under the project's configs/"
     )
     parser.add_argument(
         "--input",
         required=True,
         nargs="+",
         metavar="PATH",
-        help="pictures, folders of pictures, quoted patterns such as 'a/**/*.jpg', one video, or a camera's index",
+        help="pictures, folders of pictures, quoted patterns such as 'a/**/*.jpg'; or one video; or the index of "
+        "a camera",
     )
     parser.add_argument(
         "--output",
@@ -673,8 +670,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="write COCO results: image_id is the number in the file's name if all names are different numbers, "
-        "else 1, 2, 3, ... in order (for video the frame), beside file_name",
+        help="write COCO results; image_id is the number that the file is named by if all are named by different "
+        "numbers, else 1, 2, 3, ... in order; of a video it is the frame",
     )
     parser.add_argument(
         "--attention",
@@ -682,8 +679,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="X,Y|auto",
-        help="draw where every non-local block looks from this pixel of the upright picture (repeatable), or from "
-        f"the centres of the {_AUTO_POINTS} strongest detections; saves the weights as .npz beside the output",
+        help="draw where every non-local block looks from this pixel of the upright picture (repeatable), or "
+        f"from the centres of the {_AUTO_POINTS} strongest detections; saves the weights as .npz beside the "
+        "picture",
     )
     parser.add_argument(
         "--opts",
