@@ -1,0 +1,187 @@
+"""Detectron2's checkpointer, strict about what a file must hold."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlparse
+
+import numpy as np
+import torch
+from detectron2.checkpoint import DetectionCheckpointer
+from detectron2.utils.file_io import PathManager
+from torch import nn
+
+from nonlocal_det.checkpoint.report import CheckpointError, LoadReport, compare
+from nonlocal_det.layers import NonLocalBlock
+
+__all__ = ["NonLocalCheckpointer", "compile_allow_missing", "find_weights"]
+
+
+class NonLocalCheckpointer(DetectionCheckpointer):
+    """Loads and saves as :class:`DetectionCheckpointer` does, and refuses a file that does not fit.
+
+    What loading did is logged as one block (:class:`LoadReport`). New non-local blocks, whatever an ImageNet
+    backbone lacks, and last layers for another number of classes keep their initial values, as they should.
+    Anything else that is missing or has another shape stops the run, and so does a trained block in the file
+    that the model lacks.
+
+    Attributes:
+        report: the report of the last file that was loaded; None before.
+        fresh_blocks: names of the model's non-local blocks that no file gave weights to.
+
+    Args:
+        model: the model; :class:`DistributedDataParallel` is unwrapped.
+        save_dir: folder that checkpoints are saved to and resumed from.
+        allow_missing: regular expression. If it is found in every name that would stop the run, the run goes
+            on. "" allows nothing.
+        save_to_disk: whether this process saves; by default the main process alone.
+        checkpointables: other objects with ``state_dict()`` and ``load_state_dict()``.
+
+    Raises:
+        CheckpointError: ``allow_missing`` is not a regular expression.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        save_dir: str = "",
+        *,
+        allow_missing: str = "",
+        save_to_disk: bool | None = None,
+        **checkpointables: Any,
+    ) -> None:
+        super().__init__(model, save_dir, save_to_disk=save_to_disk, **checkpointables)
+        self.report: LoadReport | None = None
+        self.fresh_blocks = [
+            name for name, module in self.model.named_modules() if isinstance(module, NonLocalBlock)
+        ]
+        self._allow_missing = compile_allow_missing(allow_missing)
+        self._path = ""
+
+    def load(self, path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a weight file into the model, and the checkpointables that it holds.
+
+        Args:
+            path: file or URL (``detectron2://...`` included); "" loads nothing.
+            args: passed on.
+            kwargs: passed on; ``checkpointables=[]`` loads the weights alone.
+
+        Returns:
+            What the file holds besides.
+
+        Raises:
+            CheckpointError: there is no such file, it is no checkpoint, or it does not fit the model.
+        """
+        if path:
+            find_weights(path)
+        self._path = path
+        try:
+            return super().load(path, *args, **kwargs)
+        finally:
+            # Upstream forgets this when a load fails, and then asserts in the next.
+            self._parsed_url_during_load = None
+
+    def _load_file(self, filename: str) -> dict[str, Any]:
+        try:
+            loaded = super()._load_file(filename)
+        except MemoryError:
+            raise
+        except Exception as error:
+            # Readers of pickle and zip raise nearly every type on a file that is something else.
+            detail = str(error).strip().splitlines()
+            raise CheckpointError(
+                f"weights {self._path}: not a checkpoint, or damaged ({type(error).__name__}"
+                f"{': ' + detail[0] if detail else ''}); give a .pth of PyTorch's or a .pkl of Detectron2's"
+            ) from error
+        _check_layout(loaded.get("model"), self._path)
+        return loaded
+
+    def _torch_load(self, f: str) -> Any:
+        # PyTorch before 2.6 would run code in the file by default.
+        return torch.load(f, map_location="cpu", weights_only=True)
+
+    def _load_model(self, checkpoint: dict[str, Any]) -> Any:
+        try:
+            return super()._load_model(checkpoint)
+        except (ValueError, AssertionError) as error:  # raised while names are matched
+            raise CheckpointError(f"weights {self._path}: its names cannot be matched: {error}") from error
+
+    def _log_incompatible_keys(self, incompatible: Any) -> None:
+        self.report = compare(
+            self.model,
+            self._path,
+            incompatible.missing_keys,
+            incompatible.incorrect_shapes,
+            incompatible.unexpected_keys,
+        )
+        if self._allow_missing is not None:
+            self.report.allow(self._allow_missing)
+        (self.logger.warning if self.report.surprising else self.logger.info)("%s", self.report)
+        self.report.refuse()
+        self.fresh_blocks = self.report.fresh_blocks
+
+
+def compile_allow_missing(pattern: str) -> re.Pattern[str] | None:
+    """Compile the argument of ``--allow-missing``; "" is None.
+
+    Raises:
+        CheckpointError: it is not a regular expression.
+    """
+    if not pattern:
+        return None
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise CheckpointError(
+            f"--allow-missing {pattern!r}: not a regular expression ({error}); "
+            r"write one such as 'keypoint_head\.' that is found in the names to allow"
+        ) from None
+
+
+def find_weights(path: str) -> str:
+    """Return the local path of a weight file, downloaded if it is a URL.
+
+    Args:
+        path: file or URL, perhaps with Detectron2's ``?matching_heuristics=True``.
+
+    Raises:
+        CheckpointError: there is no such file, it cannot be read or it is empty.
+    """
+    bare = urlparse(path)._replace(query="").geturl()
+    try:
+        local = PathManager.get_local_path(bare)
+    except Exception as error:
+        # The handlers raise whatever their transport does.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(
+            f"weights {path}: cannot be fetched ({reason}); download it elsewhere and give MODEL.WEIGHTS the path"
+        ) from error
+    if os.path.isdir(local):
+        raise CheckpointError(
+            f"weights {path}: a folder, not a file; give a checkpoint in it, such as model_final.pth"
+        )
+    if not os.path.isfile(local):
+        raise CheckpointError(f"weights {path}: no such file; set MODEL.WEIGHTS to a .pth or .pkl file")
+    if not os.access(local, os.R_OK):
+        raise CheckpointError(f"weights {path}: may not be read by this user; change its permissions")
+    if not os.path.getsize(local):
+        raise CheckpointError(f"weights {path}: an empty file; was it copied or downloaded to the end?")
+    return local
+
+
+def _check_layout(weights: Any, path: str) -> None:
+    """Check that weights are a dict of tensors and arrays by name."""
+    if not isinstance(weights, Mapping) or not weights:
+        raise CheckpointError(f"weights {path}: no weights inside; a checkpoint holds them under 'model'")
+    for name, value in weights.items():
+        is_number = isinstance(value, torch.Tensor) or (
+            isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+        )
+        if not (isinstance(name, str) and is_number):
+            raise CheckpointError(
+                f"weights {path}: not in Detectron2's layout: {name!r} is a {type(value).__name__}, not a tensor; "
+                "weights are tensors by name, alone or under 'model'"
+            )
