@@ -18,7 +18,7 @@ if (DATA / "coco").is_dir():
 
 torch.set_num_threads(min(2, torch.get_num_threads()))
 
-#: Overrides that make any config of this project small: tiny channels, pictures and heads, trained from scratch.
+#: Overrides that make any config of this project small, and trained from scratch.
 SMALL = {
     "MODEL.WEIGHTS": "",
     "MODEL.DEVICE": "cpu",

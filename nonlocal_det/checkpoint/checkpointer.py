@@ -157,7 +157,7 @@ def find_weights(path: str) -> str:
         # The handlers raise whatever their transport does.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
-            f"weights {path}: cannot be fetched ({reason}); download it elsewhere and give MODEL.WEIGHTS the path"
+            f"weights {path}: cannot be fetched ({reason}); download it and set MODEL.WEIGHTS to the file"
         ) from error
     if os.path.isdir(local):
         raise CheckpointError(
@@ -182,6 +182,6 @@ def _check_layout(weights: Any, path: str) -> None:
         )
         if not (isinstance(name, str) and is_number):
             raise CheckpointError(
-                f"weights {path}: not in Detectron2's layout: {name!r} is a {type(value).__name__}, not a tensor; "
-                "weights are tensors by name, alone or under 'model'"
+                f"weights {path}: not in Detectron2's layout: {name!r} is a {type(value).__name__}, not a "
+                "tensor; weights are tensors by name, alone or under 'model'"
             )

@@ -117,9 +117,9 @@ class LoadReport:
         if self.unexpected:
             name, why = min(self.unexpected.items())
             raise CheckpointError(
-                f"weights {self.path}: {len(self.unexpected)} of the model's {self.total} tensors are missing or "
-                f"have another shape ({name}: {why}{_and_more(len(self.unexpected) - 1)}): use the weights or the "
-                "config that belong together, or allow it by --allow-missing REGEX, which must match every name"
+                f"weights {self.path}: {len(self.unexpected)} of the model's {self.total} tensors are missing "
+                f"or have another shape ({name}: {why}{_and_more(len(self.unexpected) - 1)}): use weights and "
+                "config that belong together, or allow it by --allow-missing REGEX, found in every such name"
             )
 
     def allow(self, pattern: re.Pattern[str]) -> None:

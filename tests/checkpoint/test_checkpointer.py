@@ -289,12 +289,13 @@ class TestRefused:
             r"3 trained non-local blocks .*MODEL\.NONLOCAL\.RES3 \[1,3\], MODEL\.NONLOCAL\.RES4 \[5\], "
             "MODEL.BACKBONE.NAME build_nonlocal_backbone"
         )
+        path = tmp_path / f"w.{suffix}"
+        if suffix == "pth":
+            torch.save({"model": weights}, path)
+        else:
+            file_of(path, weights, matching_heuristics=True)
         with pytest.raises(CheckpointError, match=expected):
-            if suffix == "pth":
-                self.load(make(MASK), weights, tmp_path)
-            else:
-                path = file_of(tmp_path / "w.pkl", weights, matching_heuristics=True)
-                NonLocalCheckpointer(make(MASK)).load(path)
+            NonLocalCheckpointer(make(MASK)).load(str(path))
         with pytest.raises(CheckpointError, match="1 trained non-local block "):
             self.load(
                 make(MASK + "_nl", MODEL__NONLOCAL__RES3=[1, 3], MODEL__NONLOCAL__RES4=[0]), weights, tmp_path

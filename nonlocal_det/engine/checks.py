@@ -1,0 +1,130 @@
+"""What can be found wrong before a model is built: data sets, weights, output folder, and CPU limits."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.utils.file_io import PathManager
+
+from nonlocal_det.checkpoint.checkpointer import find_weights
+from nonlocal_det.config import ConfigError
+
+__all__ = ["check_run", "check_training"]
+
+SYNC_NORMS = ("SyncBN", "nnSyncBN")
+
+
+def check_run(cfg: CfgNode, *, processes: int = 1, eval_only: bool = False, resume: bool = False) -> None:
+    """Check what a run will read and write, before time is spent on building a model.
+
+    Args:
+        cfg: the config.
+        processes: number of processes on all machines.
+        eval_only: whether the run evaluates and does not train.
+        resume: whether the run goes on from a checkpoint in OUTPUT_DIR, if there is one.
+
+    Raises:
+        ConfigError: a data set, OUTPUT_DIR, or a setting for this machine is wrong.
+        CheckpointError: MODEL.WEIGHTS is no file.
+    """
+    if not eval_only:
+        check_training(cfg, processes)
+        _check_datasets("DATASETS.TRAIN", cfg.DATASETS.TRAIN)
+    elif not cfg.DATASETS.TEST:
+        raise ConfigError(
+            'DATASETS.TEST is (): names no data set to evaluate; write one, such as ("coco_2017_val",)'
+        )
+    _check_datasets("DATASETS.TEST", cfg.DATASETS.TEST)
+    try:
+        PathManager.mkdirs(cfg.OUTPUT_DIR)
+    except OSError as error:
+        raise ConfigError(
+            f"OUTPUT_DIR is {cfg.OUTPUT_DIR!r}: cannot be made ({error.strerror}); name a folder that can be"
+        ) from None
+    resumes = resume and os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint"))
+    if cfg.MODEL.WEIGHTS and "://" not in cfg.MODEL.WEIGHTS and not resumes:
+        find_weights(cfg.MODEL.WEIGHTS)
+
+
+def check_training(cfg: CfgNode, processes: int = 1) -> None:
+    """Check the settings that training on this machine, with this many processes, cannot follow.
+
+    Args:
+        cfg: the config, before or after it is scaled to the number of processes.
+        processes: number of processes on all machines.
+
+    Raises:
+        ConfigError: mixed precision or synchronised batch norm on CPUs, no data, or a batch that the
+            processes cannot share evenly.
+    """
+    if not cfg.DATASETS.TRAIN:
+        raise ConfigError(
+            'DATASETS.TRAIN is (): names no data set to train on; write one, such as ("coco_2017_train",)'
+        )
+    on_cpu = torch.device(cfg.MODEL.DEVICE).type == "cpu"
+    if on_cpu and cfg.SOLVER.AMP.ENABLED:
+        raise ConfigError(
+            "SOLVER.AMP.ENABLED is True: training in mixed precision needs a CUDA device, and MODEL.DEVICE "
+            f"is {cfg.MODEL.DEVICE!r}; write SOLVER.AMP.ENABLED False"
+        )
+    if processes == 1:
+        return
+    if on_cpu and torch.cuda.is_available():
+        raise ConfigError(
+            f"MODEL.DEVICE is {cfg.MODEL.DEVICE!r}: {processes} processes on this machine would use its GPUs "
+            'to talk to each other; leave MODEL.DEVICE out, or hide the GPUs by CUDA_VISIBLE_DEVICES=""'
+        )
+    if on_cpu:
+        for key, norm in _norms(cfg):
+            if norm in SYNC_NORMS:
+                raise ConfigError(
+                    f"{key} is {norm!r}: PyTorch's does not train on CPUs with {processes} processes; write "
+                    '"naiveSyncBN"'
+                )
+    reference, batch = cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.SOLVER.IMS_PER_BATCH
+    if not reference and batch % processes:
+        raise ConfigError(
+            f"SOLVER.IMS_PER_BATCH is {batch}: {processes} processes cannot share it evenly; write a multiple "
+            f"of {processes}"
+        )
+
+
+def _norms(node: CfgNode, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in node.items():
+        if isinstance(value, CfgNode):
+            yield from _norms(value, f"{prefix}{key}.")
+        elif key == "NORM":
+            yield f"{prefix}{key}", value
+
+
+def _check_datasets(key: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in DatasetCatalog:
+            close = difflib.get_close_matches(name, DatasetCatalog.list(), n=2)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise ConfigError(
+                f"{key} names {name!r}: not registered{hint}; use a name that Detectron2 or your own code registers"
+            )
+        metadata = MetadataCatalog.get(name)
+        for what, attribute in (("annotations", "json_file"), ("images", "image_root")):
+            path = metadata.get(attribute)
+            if path and not PathManager.exists(path):
+                raise ConfigError(
+                    f"{key} names {name!r}: its {what} are looked for at {path}: not there{_remedy(path)}"
+                )
+
+
+def _remedy(path: str) -> str:
+    root = os.path.expanduser(os.getenv("DETECTRON2_DATASETS", "datasets"))
+    if os.path.abspath(path).startswith(os.path.abspath(root) + os.sep):
+        parent = os.path.relpath(path, root).split(os.sep)[0]
+        return (
+            f"; set the environment variable DETECTRON2_DATASETS to the folder that holds {parent}/ "
+            f"(now {os.environ.get('DETECTRON2_DATASETS') or 'unset, so ./datasets'})"
+        )
+    return "; correct the path"

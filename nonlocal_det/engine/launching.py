@@ -1,0 +1,113 @@
+"""Starting the processes of a run: one for each GPU, or several on CPUs where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from multiprocessing.queues import SimpleQueue
+from typing import Any
+
+import torch
+from detectron2.engine import launch
+from torch import multiprocessing
+
+from nonlocal_det.checkpoint import CheckpointError
+from nonlocal_det.config import ConfigError
+
+__all__ = ["INPUT_ERRORS", "launch_processes"]
+
+#: What wrong input raises, as opposed to a fault of the program: reported by one line, without a traceback.
+INPUT_ERRORS = (
+    ConfigError,
+    CheckpointError,
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
+
+
+def launch_processes(
+    main: Callable[..., None],
+    num_gpus: int = 1,
+    num_machines: int = 1,
+    machine_rank: int = 0,
+    dist_url: str = "auto",
+    args: tuple[Any, ...] = (),
+) -> None:
+    """Run ``main(*args)`` in one process, or in one process for each GPU of every machine.
+
+    Without a CUDA device, ``num_gpus`` processes share the CPU, and Gloo connects them.
+
+    Args:
+        main: a function that can be pickled. With several processes each calls it, in a fresh interpreter.
+        num_gpus: processes on this machine, 1 or more.
+        num_machines: number of machines.
+        machine_rank: number of this machine, from 0.
+        dist_url: where the processes meet, ``tcp://HOST:PORT`` of machine 0. "auto" is a free port of this
+            machine.
+        args: arguments of ``main``.
+
+    Raises:
+        ConfigError: the numbers do not fit each other or this machine.
+        Exception: what ``main`` raised; from another process, INPUT_ERRORS come as they are and others as
+            :class:`torch.multiprocessing.ProcessRaisedException`.
+    """
+    _check(num_gpus, num_machines, machine_rank, dist_url)
+    if num_gpus * num_machines == 1:
+        main(*args)
+        return
+    errors = multiprocessing.get_context("spawn").SimpleQueue()
+    try:
+        launch(
+            _run_process,
+            num_gpus,
+            num_machines=num_machines,
+            machine_rank=machine_rank,
+            dist_url=dist_url,
+            args=(main, args, num_gpus, errors),
+        )
+    except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException):
+        # The first process to end need not be the one with the wrong input: the others lose touch with it.
+        if errors.empty():
+            raise
+        error = errors.get()
+    else:
+        return
+    raise error
+
+
+def _check(num_gpus: int, num_machines: int, machine_rank: int, dist_url: str) -> None:
+    if num_gpus < 1:
+        raise ConfigError(
+            f"--num-gpus {num_gpus}: must be 1 or more; without a GPU it counts processes on the CPU"
+        )
+    if torch.cuda.is_available() and num_gpus > torch.cuda.device_count():
+        raise ConfigError(
+            f"--num-gpus {num_gpus}: this machine has {torch.cuda.device_count()}; write that number or less"
+        )
+    if num_machines < 1:
+        raise ConfigError(f"--num-machines {num_machines}: must be 1 or more")
+    if not 0 <= machine_rank < num_machines:
+        raise ConfigError(
+            f"--machine-rank {machine_rank}: must be 0 to {num_machines - 1}, as --num-machines is {num_machines}"
+        )
+    if num_machines > 1 and dist_url == "auto":
+        raise ConfigError(
+            f"--dist-url is missing: {num_machines} machines meet at an address of machine 0, such as "
+            "--dist-url tcp://HOST:29500"
+        )
+
+
+def _run_process(
+    main: Callable[..., None], args: tuple[Any, ...], num_gpus: int, errors: SimpleQueue
+) -> None:
+    if not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
+        # Each process would start a thread for every core, and they would be in each other's way.
+        torch.set_num_threads(max(1, torch.get_num_threads() // num_gpus))
+    try:
+        main(*args)
+    except INPUT_ERRORS as error:
+        errors.put(error)
+        raise

@@ -1,0 +1,143 @@
+"""Train or evaluate a model: Detectron2's command line, for configs with non-local blocks.
+
+Examples:
+    python train_net.py --config-file COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml --num-gpus 8
+    python -m nonlocal_det.tools.train --config-file FILE --eval-only MODEL.WEIGHTS output/model_final.pth
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nonlocal_det.tools.command import UsageError, command, parse
+
+if TYPE_CHECKING:
+    from detectron2.config import CfgNode
+
+__all__ = ["main"]
+
+# Not the module's name, which is __main__ where it is run by python -m.
+logger = logging.getLogger("nonlocal_det.tools.train")
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line.
+
+    Args:
+        argv: arguments without the program's name; those of this process by default.
+
+    Returns:
+        The exit code: 0, or 2 for wrong input.
+    """
+    args = _parse(argv)
+
+    from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
+    from nonlocal_det.config import get_config
+    from nonlocal_det.engine import check_run, launch_processes
+
+    # Here already, so that a mistake is one line before any process starts.
+    compile_allow_missing(args.allow_missing)
+    check_run(
+        get_config(args.config_file, args.opts),
+        processes=args.num_gpus * args.num_machines,
+        eval_only=args.eval_only,
+        resume=args.resume,
+    )
+    launch_processes(
+        run, args.num_gpus, args.num_machines, args.machine_rank, args.dist_url or "auto", args=(args,)
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    """Do the work of one process.
+
+    Args:
+        args: the parsed command line.
+    """
+    from nonlocal_det.engine import Trainer
+
+    cfg = _setup(args)
+    if args.eval_only:
+        _evaluate(cfg, args)
+        return
+    trainer = Trainer(cfg, allow_missing=args.allow_missing)
+    trainer.resume_or_load(resume=args.resume)
+    trainer.train()
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    from detectron2.engine import default_argument_parser
+
+    parser = default_argument_parser()
+    parser.description = "Train or evaluate a detector with non-local blocks."
+    parser.add_argument(
+        "--allow-missing",
+        default="",
+        metavar="REGEX",
+        help="go on although weights are missing, have another shape or would be dropped, if REGEX is found "
+        "in the name of each; the error without it names them",
+    )
+    # None is "the user did not say": upstream's default port is the same for every run of a user.
+    parser.set_defaults(dist_url=None)
+    args = parse(parser, argv)
+    flags = parser._option_string_actions
+    for word in args.opts:
+        if word.partition("=")[0] in flags:
+            raise UsageError(f"{word} must come before the KEY VALUE pairs, which start at {args.opts[0]}")
+    return args
+
+
+def _setup(args: argparse.Namespace) -> CfgNode:
+    from detectron2.engine import default_setup
+    from detectron2.utils import comm
+    from detectron2.utils.logger import setup_logger
+
+    from nonlocal_det.config import CONFIG_ROOT, get_config
+
+    # Again in every process: each has its own catalog of data sets.
+    cfg = get_config(args.config_file, args.opts)
+    cfg.freeze()
+    # Upstream opens the file by this name to log it.
+    path = Path(args.config_file).expanduser()
+    args.config_file = str(path if path.is_file() else CONFIG_ROOT / path)
+    setup_logger(cfg.OUTPUT_DIR, distributed_rank=comm.get_rank(), name="nonlocal_det")
+    default_setup(cfg, args)
+    if cfg.MODEL.DEVICE == "cpu":
+        processes = comm.get_world_size()
+        logger.info("Running on the CPU%s", f" in {processes} processes" if processes > 1 else "")
+    return cfg
+
+
+def _evaluate(cfg: CfgNode, args: argparse.Namespace) -> None:
+    from detectron2.evaluation import verify_results
+    from detectron2.utils import comm
+
+    from nonlocal_det.checkpoint import NonLocalCheckpointer
+    from nonlocal_det.engine import Trainer
+
+    model = Trainer.build_model(cfg)
+    checkpointer = NonLocalCheckpointer(model, cfg.OUTPUT_DIR, allow_missing=args.allow_missing)
+    checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=args.resume)
+    if checkpointer.report is None:
+        logger.warning("MODEL.WEIGHTS is empty: this evaluates random weights")
+    elif checkpointer.report.untrained:
+        logger.warning(
+            "%d tensors hold random weights in this evaluation: %s has none for them",
+            len(checkpointer.report.untrained),
+            checkpointer.report.path,
+        )
+    results = Trainer.test(cfg, model)
+    if cfg.TEST.AUG.ENABLED:
+        results.update(Trainer.test_with_tta(cfg, model))
+    if comm.is_main_process():
+        verify_results(cfg, results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
