@@ -121,7 +121,9 @@ class Layer:
         return slice(self.y0, self.y1), slice(self.x0, self.x1)
 
     def polygon(self, points: Sequence[Point], colour: Colour, part: int) -> None:
-        """Fill a polygon.
+        """Fill a convex polygon.
+
+        OpenCV 4 and 5 agree on the pixels of convex polygons, but not on those of ``cv2.fillPoly``.
 
         Args:
             points: (x, y) of the corners in sub-pixels of the picture.
@@ -130,7 +132,7 @@ class Layer:
         """
         if not self.empty:
             corners = np.asarray(points, np.int32) - self._origin
-            cv2.fillPoly(self._canvas, [corners], (*colour, part))
+            cv2.fillConvexPoly(self._canvas, corners, (*colour, part))
 
     def disc(self, centre: Point, radius: int, colour: Colour, part: int) -> None:
         """Fill a disc; see :meth:`polygon` for the arguments."""
