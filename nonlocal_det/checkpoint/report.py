@@ -116,10 +116,11 @@ class LoadReport:
             )
         if self.unexpected:
             name, why = min(self.unexpected.items())
+            more = _and_more(len(self.unexpected) - 1)
             raise CheckpointError(
-                f"weights {self.path}: {len(self.unexpected)} of the model's {self.total} tensors are missing "
-                f"or have another shape ({name}: {why}{_and_more(len(self.unexpected) - 1)}): use weights and "
-                "config that belong together, or allow it by --allow-missing REGEX, found in every such name"
+                f"weights {self.path}: {len(self.unexpected)} of the model's {self.total} tensors are "
+                f"missing or have another shape ({name}: {why}{more}): use weights and config that belong "
+                "together, or allow it by --allow-missing REGEX, found in every such name"
             )
 
     def allow(self, pattern: re.Pattern[str]) -> None:

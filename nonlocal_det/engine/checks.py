@@ -89,8 +89,8 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
     reference, batch = cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.SOLVER.IMS_PER_BATCH
     if not reference and batch % processes:
         raise ConfigError(
-            f"SOLVER.IMS_PER_BATCH is {batch}: {processes} processes cannot share it evenly; write a multiple "
-            f"of {processes}"
+            f"SOLVER.IMS_PER_BATCH is {batch}: {processes} processes cannot share it evenly; write a "
+            f"multiple of {processes}"
         )
 
 
@@ -108,7 +108,8 @@ def _check_datasets(key: str, names: tuple[str, ...]) -> None:
             close = difflib.get_close_matches(name, DatasetCatalog.list(), n=2)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise ConfigError(
-                f"{key} names {name!r}: not registered{hint}; use a name that Detectron2 or your own code registers"
+                f"{key} names {name!r}: not registered{hint}; use a name that Detectron2, or code of yours, "
+                "registers"
             )
         metadata = MetadataCatalog.get(name)
         for what, attribute in (("annotations", "json_file"), ("images", "image_root")):

@@ -91,7 +91,8 @@ def _check(num_gpus: int, num_machines: int, machine_rank: int, dist_url: str) -
         raise ConfigError(f"--num-machines {num_machines}: must be 1 or more")
     if not 0 <= machine_rank < num_machines:
         raise ConfigError(
-            f"--machine-rank {machine_rank}: must be 0 to {num_machines - 1}, as --num-machines is {num_machines}"
+            f"--machine-rank {machine_rank}: must be 0 to {num_machines - 1}, as there are "
+            f"{num_machines} machines"
         )
     if num_machines > 1 and dist_url == "auto":
         raise ConfigError(

@@ -105,8 +105,8 @@ class Trainer(DefaultTrainer):
         ):
             logger.warning(
                 'MODEL.WEIGHTS is empty and MODEL.RESNETS.NORM is "FrozenBN", which does nothing to random '
-                'weights: deep nets overflow. Give weights, or train from scratch with MODEL.RESNETS.NORM "BN" and '
-                "MODEL.BACKBONE.FREEZE_AT 0"
+                "weights: deep nets overflow. Give weights, or train from scratch with MODEL.RESNETS.NORM "
+                '"BN" and MODEL.BACKBONE.FREEZE_AT 0'
             )
         self._refuse_dead_blocks()
 
@@ -116,14 +116,15 @@ class Trainer(DefaultTrainer):
             block = self.checkpointer.model.get_submodule(name)
             if any(parameter.requires_grad for parameter in block.parameters()):
                 continue
-            stage = re.search(r"(?:^|\.)res([2-5])\.non_local_\d+$", name)
-            if stage is None:
+            found = re.search(r"(?:^|\.)res([2-5])\.non_local_\d+$", name)
+            if found is None:
                 raise ConfigError(f"the new non-local block {name} is frozen, so it would stay an identity")
+            stage = int(found[1])
             raise ConfigError(
-                f"MODEL.BACKBONE.FREEZE_AT is {self.cfg.MODEL.BACKBONE.FREEZE_AT}: it freezes res{stage[1]} and "
+                f"MODEL.BACKBONE.FREEZE_AT is {self.cfg.MODEL.BACKBONE.FREEZE_AT}: it freezes res{stage} and "
                 f"the new non-local block {name} in it, which would stay an identity; write "
-                f"MODEL.BACKBONE.FREEZE_AT {int(stage[1]) - 1} or less, leave MODEL.NONLOCAL.RES{stage[1]} empty, "
-                "or give MODEL.WEIGHTS that hold the block"
+                f"MODEL.BACKBONE.FREEZE_AT {stage - 1} or less, leave MODEL.NONLOCAL.RES{stage} empty, or "
+                "give MODEL.WEIGHTS that hold the block"
             )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -140,7 +141,7 @@ class Trainer(DefaultTrainer):
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 f"OUTPUT_DIR {self.cfg.OUTPUT_DIR}: its last checkpoint cannot be resumed with this config: "
-                f"{error}; use the config of that run, or start anew from it by MODEL.WEIGHTS in another OUTPUT_DIR"
+                f"{error}; use that run's config, or give it as MODEL.WEIGHTS and a new OUTPUT_DIR"
             ) from error
 
     def build_hooks(self) -> list[HookBase | None]:
