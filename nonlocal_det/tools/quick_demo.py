@@ -51,19 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     val = get_config(CONFIG, args.opts).DATASETS.TEST[0]
     images = sorted(Path(MetadataCatalog.get(val).image_root).iterdir())[:PICTURES]
     pictures = run / "pictures"
-    code = demo.main(
-        [
-            "--config-file",
-            CONFIG,
-            "--input",
-            *map(str, images),
-            "--output",
-            str(pictures),
-            "--attention",
-            "auto",
-        ]
-        + ["--opts", *args.opts, "MODEL.WEIGHTS", str(run / "model_final.pth")]
-    )
+    draw = ["--config-file", CONFIG, "--output", str(pictures), "--attention", "auto"]
+    weights = ["MODEL.WEIGHTS", str(run / "model_final.pth")]
+    code = demo.main([*draw, "--input", *map(str, images), "--opts", *args.opts, *weights])
     if code:
         return code
     _print_table(run, minutes)
