@@ -1,0 +1,104 @@
+"""The warnings that Detectron2 raises on current PyTorch are hidden, and no others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nonlocal_det._upstream import UPSTREAM_WARNINGS
+
+ROOT = Path(__file__).resolve().parents[1]
+PINNED_TORCH = next(
+    line.split("==")[1]
+    for line in (ROOT / "requirements" / "constraints.txt").read_text().splitlines()
+    if line.startswith("torch==")
+)
+
+# Detectron2 doing what it warns at: being imported, making anchors, collecting keypoints, pooling, wrapping a
+# model for several processes.
+UPSTREAM_CODE = """
+import sys
+import numpy as np
+import torch
+import detectron2.engine, detectron2.modeling
+from detectron2.modeling.anchor_generator import DefaultAnchorGenerator
+from detectron2.modeling.poolers import ROIPooler
+from detectron2.structures import Boxes, Keypoints
+from detectron2.utils import comm
+
+DefaultAnchorGenerator(sizes=[[32.0]], aspect_ratios=[[1.0]], strides=[4])([torch.zeros(1, 3, 4, 4)])
+Keypoints([np.zeros((17, 3)), np.zeros((17, 3))])
+ROIPooler(7, [0.25], 0, "ROIAlignV2")([torch.zeros(1, 3, 8, 8)], [Boxes(torch.tensor([[0.0, 0, 8, 8]]))])
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+comm.get_world_size = lambda: 2  # with one process it would not wrap
+model = detectron2.engine.create_ddp_model(torch.nn.Linear(2, 2), broadcast_buffers=False, device_ids=None)
+assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+"""
+
+# The same warnings where the user's own code is the cause, and others from the same places.
+OTHER_CODE = """
+import logging, sys, warnings
+import numpy as np
+import torch
+torch.tensor([np.zeros(3), np.zeros(3)])
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), broadcast_buffers=False)
+places = ["torch.jit._script", "torch.functional", "detectron2.structures.keypoints", "detectron2.engine.defaults"]
+for place in places:
+    for category in (UserWarning, FutureWarning):
+        warnings.warn_explicit(f"another {category.__name__}", category, "file.py", 1, module=place)
+logging.getLogger("torch.fx._symbolic_trace").warning("another log record")
+"""
+
+TEXTS = (
+    "`torch.jit.script` is deprecated",
+    "torch.meshgrid: in an upcoming release",
+    "Creating a tensor from a list of numpy.ndarrays",
+    "`broadcast_buffers` is deprecated",
+    "is_fx_tracing will return true",
+)
+
+
+def messages(code: str, folder: Path) -> str:
+    """Return what a new Python process writes to stderr when it runs ``code``."""
+    command = [sys.executable, "-W", "always", "-c", code, str(folder / "store")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return messages(UPSTREAM_CODE, tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def filtered(tmp_path_factory):
+    return messages("import nonlocal_det\n" + UPSTREAM_CODE, tmp_path_factory.mktemp("filtered"))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_known_warnings_are_hidden(text, plain, filtered):
+    if text not in plain and torch.__version__.split("+")[0] != PINNED_TORCH:
+        pytest.skip(f"torch {torch.__version__} does not give this warning")
+    assert text in plain
+    assert text not in filtered
+
+
+def test_other_warnings_stay(tmp_path):
+    shown = messages("import nonlocal_det\n" + OTHER_CODE, tmp_path)
+    assert "Creating a tensor from a list of numpy.ndarrays" in shown
+    if torch.__version__.split("+")[0] == PINNED_TORCH:
+        assert "`broadcast_buffers` is deprecated" in shown
+    assert shown.count("another UserWarning") == 4
+    assert shown.count("another FutureWarning") == 4
+    assert "another log record" in shown
+
+
+def test_filters_fit_into_pytest_options():
+    # pytest splits "action:message:category:module" at every colon.
+    assert all(":" not in message + module for _, message, _, module in UPSTREAM_WARNINGS)
