@@ -40,12 +40,7 @@ def check_run(cfg: CfgNode, *, processes: int = 1, eval_only: bool = False, resu
             'DATASETS.TEST is (): names no data set to evaluate; write one, such as ("coco_2017_val",)'
         )
     _check_datasets("DATASETS.TEST", cfg.DATASETS.TEST)
-    try:
-        PathManager.mkdirs(cfg.OUTPUT_DIR)
-    except OSError as error:
-        raise ConfigError(
-            f"OUTPUT_DIR is {cfg.OUTPUT_DIR!r}: cannot be made ({error.strerror}); name a folder that can be"
-        ) from None
+    _check_output(cfg.OUTPUT_DIR)
     resumes = resume and os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint"))
     if cfg.MODEL.WEIGHTS and "://" not in cfg.MODEL.WEIGHTS and not resumes:
         find_weights(cfg.MODEL.WEIGHTS)
@@ -59,13 +54,16 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
         processes: number of processes on all machines.
 
     Raises:
-        ConfigError: mixed precision or synchronised batch norm on CPUs, no data, or a batch that the
-            processes cannot share evenly.
+        ConfigError: mixed precision or synchronised batch norm on CPUs, no data, a schedule of no length,
+            or a batch that the processes cannot share evenly.
     """
     if not cfg.DATASETS.TRAIN:
         raise ConfigError(
             'DATASETS.TRAIN is (): names no data set to train on; write one, such as ("coco_2017_train",)'
         )
+    for key in ("IMS_PER_BATCH", "MAX_ITER", "CHECKPOINT_PERIOD"):
+        if cfg.SOLVER[key] < 1:
+            raise ConfigError(f"SOLVER.{key} is {cfg.SOLVER[key]}: write 1 or more")
     on_cpu = torch.device(cfg.MODEL.DEVICE).type == "cpu"
     if on_cpu and cfg.SOLVER.AMP.ENABLED:
         raise ConfigError(
@@ -92,6 +90,21 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
             f"SOLVER.IMS_PER_BATCH is {batch}: {processes} processes cannot share it evenly; write a "
             f"multiple of {processes}"
         )
+
+
+def _check_output(folder: str) -> None:
+    problem = None
+    try:
+        PathManager.mkdirs(folder)
+    except OSError as error:
+        problem = f"cannot be made ({error.strerror})"
+    else:
+        if not PathManager.isdir(folder):
+            problem = "cannot be made, as a file has that name"
+        elif os.path.isdir(folder) and not os.access(folder, os.W_OK):
+            problem = "may not be written by this user"
+    if problem:
+        raise ConfigError(f"OUTPUT_DIR is {folder!r}: {problem}; name a folder that can be written")
 
 
 def _norms(node: CfgNode, prefix: str = "") -> Iterator[tuple[str, str]]:

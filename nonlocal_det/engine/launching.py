@@ -14,7 +14,7 @@ from torch import multiprocessing
 from nonlocal_det.checkpoint import CheckpointError
 from nonlocal_det.config import ConfigError
 
-__all__ = ["INPUT_ERRORS", "launch_processes"]
+__all__ = ["INPUT_ERRORS", "count_processes", "launch_processes"]
 
 #: What wrong input raises, as opposed to a fault of the program: reported by one line, without a traceback.
 INPUT_ERRORS = (
@@ -54,8 +54,7 @@ def launch_processes(
         Exception: what ``main`` raised; from another process, INPUT_ERRORS come as they are and others as
             :class:`torch.multiprocessing.ProcessRaisedException`.
     """
-    _check(num_gpus, num_machines, machine_rank, dist_url)
-    if num_gpus * num_machines == 1:
+    if count_processes(num_gpus, num_machines, machine_rank, dist_url) == 1:
         main(*args)
         return
     errors = multiprocessing.get_context("spawn").SimpleQueue()
@@ -78,7 +77,20 @@ def launch_processes(
     raise error
 
 
-def _check(num_gpus: int, num_machines: int, machine_rank: int, dist_url: str) -> None:
+def count_processes(
+    num_gpus: int = 1, num_machines: int = 1, machine_rank: int = 0, dist_url: str = "auto"
+) -> int:
+    """Return the number of processes on all machines, once the arguments are found to fit.
+
+    Args:
+        num_gpus: see :func:`launch_processes`, for all four.
+        num_machines: as there.
+        machine_rank: as there.
+        dist_url: as there.
+
+    Raises:
+        ConfigError: the numbers do not fit each other or this machine.
+    """
     if num_gpus < 1:
         raise ConfigError(
             f"--num-gpus {num_gpus}: must be 1 or more; without a GPU it counts processes on the CPU"
@@ -99,6 +111,7 @@ def _check(num_gpus: int, num_machines: int, machine_rank: int, dist_url: str) -
             f"--dist-url is missing: {num_machines} machines meet at an address of machine 0, such as "
             "--dist-url tcp://HOST:29500"
         )
+    return num_gpus * num_machines
 
 
 def _run_process(

@@ -166,6 +166,27 @@ class Trainer(DefaultTrainer):
         return found[:place] + added + found[place:]
 
     @classmethod
+    def build_model(cls, cfg: CfgNode) -> nn.Module:
+        """Build and log the model.
+
+        Args:
+            cfg: the config.
+
+        Raises:
+            ConfigError: a part of it is not registered, or a non-local block has no place.
+        """
+        try:
+            return super().build_model(cfg)
+        except KeyError as error:
+            found = re.match(r"No object named '(.*)' found in '(.*)' registry", str(error.args[0]))
+            if found is None:
+                raise
+            raise ConfigError(
+                f"{found[1]!r} is not registered in {found[2]}: correct the config key that names it, or "
+                "import the code that registers it"
+            ) from error
+
+    @classmethod
     def build_evaluator(
         cls, cfg: CfgNode, dataset_name: str, output_folder: str | None = None
     ) -> DatasetEvaluator:

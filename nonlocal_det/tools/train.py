@@ -39,19 +39,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
     from nonlocal_det.config import get_config
-    from nonlocal_det.engine import check_run, launch_processes
+    from nonlocal_det.engine import check_run, count_processes, launch_processes
 
-    # Here already, so that a mistake is one line before any process starts.
+    # Here already, so that a mistake is found before any process starts.
+    where = (args.num_gpus, args.num_machines, args.machine_rank, args.dist_url or "auto")
+    processes = count_processes(*where)
     compile_allow_missing(args.allow_missing)
-    check_run(
-        get_config(args.config_file, args.opts),
-        processes=args.num_gpus * args.num_machines,
-        eval_only=args.eval_only,
-        resume=args.resume,
-    )
-    launch_processes(
-        run, args.num_gpus, args.num_machines, args.machine_rank, args.dist_url or "auto", args=(args,)
-    )
+    cfg = get_config(args.config_file, args.opts)
+    check_run(cfg, processes=processes, eval_only=args.eval_only, resume=args.resume)
+    launch_processes(run, *where, args=(args,))
 
 
 def run(args: argparse.Namespace) -> None:
