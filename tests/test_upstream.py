@@ -47,8 +47,9 @@ import torch
 torch.tensor([np.zeros(3), np.zeros(3)])
 torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), broadcast_buffers=False)
-places = ["torch.jit._script", "torch.functional", "detectron2.structures.keypoints", "detectron2.engine.defaults"]
-for place in places:
+for place in (
+    "torch.jit._script", "torch.functional", "detectron2.structures.keypoints", "detectron2.engine.defaults"
+):
     for category in (UserWarning, FutureWarning):
         warnings.warn_explicit(f"another {category.__name__}", category, "file.py", 1, module=place)
 logging.getLogger("torch.fx._symbolic_trace").warning("another log record")
