@@ -4,6 +4,7 @@
 functions are Eq. 1 with the f of Eq. 2 to 5.
 """
 
+from .evaluation import FORMS, evaluate_with
 from .non_local import INITS, POOLS, NonLocalBlock
 from .norm import NORMS
 from .pairwise import (
@@ -14,9 +15,11 @@ from .pairwise import (
     dot_product_weights,
     gaussian,
     gaussian_weights,
+    pairwise_flops,
 )
 
 __all__ = [
+    "FORMS",
     "INITS",
     "NORMS",
     "PAIRWISE_FUNCTIONS",
@@ -26,6 +29,8 @@ __all__ = [
     "concatenation_weights",
     "dot_product",
     "dot_product_weights",
+    "evaluate_with",
     "gaussian",
     "gaussian_weights",
+    "pairwise_flops",
 ]

@@ -27,10 +27,20 @@ class _NormMixin:
     """A convolution followed by its norm, with the state keys weight, bias and norm.*."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self._conv_forward(x, self.weight, self.bias)
+        if torch.jit.is_scripting():  # noqa: SIM108 (TorchScript skips a branch, not half an expression)
+            x = self._conv_forward(x, self.weight, self.bias)
+        else:
+            x = self._convolve(x)
         if self.norm is not None:
             x = self.norm(x)
         return x
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        """Keeps float32 input in float32: autocast to float16 it might be infinite, and 0 * inf is NaN."""
+        if x.dtype != torch.float32 or not torch.is_autocast_enabled(x.device.type):
+            return self._conv_forward(x.to(self.weight.dtype), self.weight, self.bias)
+        with torch.autocast(x.device.type, enabled=False):
+            return self._conv_forward(x, self.weight, self.bias)
 
 
 class _Conv1dNorm(_NormMixin, nn.Conv1d):

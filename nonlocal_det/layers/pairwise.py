@@ -8,7 +8,13 @@ It returns y [B, V, N]. "Non-local Neural Networks", Wang, Girshick, Gupta, He, 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .blockwise import ChunkedGaussian, SortedConcatenation, prefix_order, sorted_sums
+from .evaluation import choose_form, limits_for
+from .precision import at_least_float, full_precision
 
 PAIRWISE_FUNCTIONS = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")
 
@@ -71,9 +77,13 @@ def gaussian(theta: Tensor, phi: Tensor, g: Tensor, scale: float = 1.0) -> Tenso
         scale: factor of the logits theta_i . phi_j.
 
     Returns:
-        y [B, V, N].
+        y [B, V, N], of g's type: it lies between the values.
     """
-    return torch.matmul(g, gaussian_weights(theta, phi, scale).transpose(1, 2))
+    if torch.jit.is_scripting():  # noqa: SIM108 (TorchScript skips a branch, not half an expression)
+        y = _fused_gaussian(theta, phi, g, scale)
+    else:
+        y = _gaussian(theta, phi, g, scale)
+    return y
 
 
 def dot_product(theta: Tensor, phi: Tensor, g: Tensor) -> Tensor:
@@ -85,9 +95,14 @@ def dot_product(theta: Tensor, phi: Tensor, g: Tensor) -> Tensor:
         g: values [B, V, M].
 
     Returns:
-        y [B, V, N].
+        y [B, V, N], of g's type, but float32 for float16, whose range it can exceed.
     """
-    return torch.matmul(g, dot_product_weights(theta, phi).transpose(1, 2))
+    if torch.jit.is_scripting():
+        y = _rearranged_dot_product(at_least_float(theta), at_least_float(phi), at_least_float(g))
+        y = _as_values(y, g)
+    else:
+        y = _dot_product(theta, phi, g)
+    return y
 
 
 def concatenation(theta: Tensor, phi: Tensor, g: Tensor, w_f: Tensor) -> Tensor:
@@ -100,6 +115,126 @@ def concatenation(theta: Tensor, phi: Tensor, g: Tensor, w_f: Tensor) -> Tensor:
         w_f: weight vector [1, 2D], the half for theta first.
 
     Returns:
-        y [B, V, N].
+        y [B, V, N], of g's type, but float32 for float16, whose range it can exceed.
     """
-    return torch.matmul(g, concatenation_weights(theta, phi, w_f).transpose(1, 2))
+    if torch.jit.is_scripting():
+        a, b = _concatenation_terms(at_least_float(theta), at_least_float(phi), at_least_float(w_f))
+        y = _as_values(_sorted_concatenation(a, b, at_least_float(g)), g)
+    else:
+        y = _concatenation(theta, phi, g, w_f)
+    return y
+
+
+def pairwise_flops(pairwise: str, batch: int, queries: int, keys: int, compared: int, values: int) -> int:
+    """Multiply-adds of one pairwise function, for tools that count operations.
+
+    The forward pass of Eq. 1 alone, without the convolutions around it. Counters do not see into custom
+    autograd functions, fused attention, sorts and prefix sums; this is what they miss.
+
+    Args:
+        pairwise: one of `PAIRWISE_FUNCTIONS`.
+        batch: B.
+        queries: N, positions of x.
+        keys: M, positions after pooling.
+        compared: D, length of theta_i and phi_j.
+        values: V, length of g_j and y_i.
+
+    Returns:
+        Multiply-adds, counted as fvcore does (one each). A sort of n numbers counts n log2(n).
+
+    Raises:
+        ValueError: an unknown function.
+    """
+    if pairwise in ("gaussian", "embedded_gaussian"):
+        return batch * queries * keys * (compared + values)
+    if pairwise == "dot_product":
+        return batch * min(queries * keys * (compared + values), (queries + keys) * compared * values)
+    if pairwise == "concatenation":
+        sorting = (queries + keys) * max(1, keys - 1).bit_length()
+        return batch * ((queries + keys) * compared + 2 * (queries + keys) * values + sorting)
+    raise ValueError(f"pairwise={pairwise!r} is unknown; use one of {list(PAIRWISE_FUNCTIONS)}")
+
+
+def _gaussian(theta: Tensor, phi: Tensor, g: Tensor, scale: float) -> Tensor:
+    with full_precision(g.device):
+        if _is_captured():
+            return _fused_gaussian(theta, phi, g, scale)
+        form = choose_form("gaussian", theta, phi, g)
+        if form == "fused":
+            # Without this list torch would fall back to the whole matrix where it has no fused kernel.
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+                return _fused_gaussian(theta, phi, g, scale)
+        theta, phi, values = at_least_float(theta), at_least_float(phi), at_least_float(g)
+        if form == "matrix":
+            y = torch.matmul(values, gaussian_weights(theta, phi, scale).transpose(1, 2))
+        else:
+            limits = limits_for(g.device)
+            has_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (theta, phi, values))
+            keep_bytes = limits.keep if has_backward else 0
+            y = ChunkedGaussian.apply(theta, phi, values, scale, limits.chunk, keep_bytes)
+        return y.to(g.dtype)
+
+
+def _dot_product(theta: Tensor, phi: Tensor, g: Tensor) -> Tensor:
+    with full_precision(g.device):
+        # A recorded graph may run at other sizes.
+        form = "rearranged" if _is_captured() else choose_form("dot_product", theta, phi, g)
+        theta, phi, values = at_least_float(theta), at_least_float(phi), at_least_float(g)
+        if form == "matrix":
+            y = torch.matmul(values, dot_product_weights(theta, phi).transpose(1, 2))
+        else:
+            y = _rearranged_dot_product(theta, phi, values)
+        return _as_values(y, g)
+
+
+def _concatenation(theta: Tensor, phi: Tensor, g: Tensor, w_f: Tensor) -> Tensor:
+    with full_precision(g.device):
+        if _is_exporting():  # searchsorted has no ONNX form: what is exported holds the matrix
+            form = "matrix"
+        elif _is_captured():
+            form = "sorted"
+        else:
+            form = choose_form("concatenation", theta, phi, g)
+        theta, phi, values, w_f = (at_least_float(t) for t in (theta, phi, g, w_f))
+        if form == "matrix":
+            y = torch.matmul(values, concatenation_weights(theta, phi, w_f).transpose(1, 2))
+            return _as_values(y, g)
+        a, b = _concatenation_terms(theta, phi, w_f)
+        if _is_captured():
+            y = _sorted_concatenation(a, b, values)
+        else:
+            y = SortedConcatenation.apply(a, b, values / phi.shape[2], limits_for(g.device).chunk)
+        return _as_values(y, g)
+
+
+def _fused_gaussian(theta: Tensor, phi: Tensor, g: Tensor, scale: float) -> Tensor:
+    """Fused attention. Its kernels want rows [B, 1, N, D], contiguous, of one type."""
+    q = theta.to(g.dtype).transpose(1, 2).unsqueeze(1).contiguous()
+    k = phi.to(g.dtype).transpose(1, 2).unsqueeze(1).contiguous()
+    v = g.transpose(1, 2).unsqueeze(1).contiguous()
+    return F.scaled_dot_product_attention(q, k, v, scale=scale).squeeze(1).transpose(1, 2)
+
+
+def _rearranged_dot_product(theta: Tensor, phi: Tensor, g: Tensor) -> Tensor:
+    """The product of g and phi first: sum_j (theta_i . phi_j) g_j = (sum_j g_j phi_j^T) theta_i."""
+    return torch.matmul(torch.matmul(g, phi.transpose(1, 2)) / phi.shape[2], theta)
+
+
+def _sorted_concatenation(a: Tensor, b: Tensor, g: Tensor) -> Tensor:
+    """`SortedConcatenation` as plain operations, for TorchScript and compilers."""
+    order, count = prefix_order(a, b)
+    return sorted_sums(a, b, g / b.shape[1], order, count)[0]
+
+
+def _as_values(y: Tensor, g: Tensor) -> Tensor:
+    """Casts y back to g's type unless that is float16, whose range an unnormalised sum can exceed."""
+    return y if g.dtype == torch.float16 else y.to(g.dtype)
+
+
+def _is_captured() -> bool:
+    """Whether torch records the operations now: custom autograd functions would get in its way."""
+    return torch.jit.is_tracing() or torch.compiler.is_compiling()
+
+
+def _is_exporting() -> bool:
+    return torch.onnx.is_in_onnx_export() or (torch.compiler.is_compiling() and torch.compiler.is_exporting())

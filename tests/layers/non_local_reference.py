@@ -86,3 +86,17 @@ def naive_block(block, x, *, pairwise, pool, scale, norm):
         outputs.append(_conv1x1(block.w_z, y.T).T)
     u = naive_norm(norm, block.w_z.norm, torch.stack(outputs))
     return u.reshape(x.shape) + x
+
+
+def plain_matrix(name, theta, phi, g, w_f=None, scale=1.0):
+    """Eq. 1 with the whole N x M matrix, as people write it: (B, D, N), (B, D, M), (B, V, M) -> (B, V, N)."""
+    theta, phi, g = theta.transpose(1, 2), phi.transpose(1, 2), g.transpose(1, 2)
+    if name == "concatenation":
+        w_theta, w_phi = w_f.reshape(-1).chunk(2)
+        f = torch.relu((theta @ w_theta)[:, :, None] + (phi @ w_phi)[:, None, :])
+        y = f @ g / g.shape[1]
+    elif name == "dot_product":
+        y = (theta @ phi.transpose(1, 2)) @ g / g.shape[1]
+    else:
+        y = torch.softmax((theta * scale) @ phi.transpose(1, 2), dim=-1) @ g
+    return y.transpose(1, 2)

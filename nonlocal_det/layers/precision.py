@@ -1,0 +1,20 @@
+"""Where Eq. 1 must not run in half precision."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+
+def full_precision(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Switches autocast off on a device. The tensors inside must be cast by the caller."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+def at_least_float(x: Tensor) -> Tensor:
+    """Float16 and bfloat16 as float32; float32 and float64 as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
