@@ -26,6 +26,7 @@ _USUAL_LEFTOVERS = re.compile(r"(^|\.)(fc|fc1000|pred|linear)\.(weight|bias)$|^s
 _COUNTER = ".num_batches_tracked"
 _STATISTICS = (".running_mean", ".running_var")
 _BLOCK = re.compile(r"^(?P<block>.*?(?:^|\.)non_local_(?P<place>\d+))\.")
+_RESIDUAL = re.compile(r"^(?P<block>.*?(?:^|\.)(?P<stage>res[2-5])\.(?P<place>\d+))\.")
 
 NEW_BLOCK = "in non-local blocks, which start as an identity"
 NOT_IN_BACKBONE_FILE = "outside the backbone, as the file holds a backbone alone"
@@ -48,8 +49,9 @@ class LoadReport:
         expected: reason -> names that keep their initial values, as they should.
         unexpected: name -> why it keeps its initial value although a complete file would hold it.
         allowed: the same as ``unexpected``, for the names that the user allowed.
-        leftovers: names in the file that the model has no place for, blocks aside.
-        lost_blocks: name of a block in the file -> those of its tensors that the model has no place for.
+        leftovers: other names in the file that the model has no place for.
+        lost_blocks: name of a non-local or residual block in the file -> those of its tensors that the model
+            has no place for, although it has the net that the block is part of.
         fresh_blocks: names of the model's blocks of which no tensor was in the file.
     """
 
@@ -88,17 +90,18 @@ class LoadReport:
         for reason, names in self.expected.items():
             lines.append(f"new, expected: {len(names)} {reason}: {_modules(names)}")
         for title, names in (("unexpected", self.unexpected), ("allowed", self.allowed)):
-            if names:
-                lines.append(f"missing, {title}: {len(names)}:")
-                lines += [f"  {name}: {why}" for name, why in sorted(names.items())]
+            for why in sorted(set(names.values())):
+                found = [name for name in names if names[name] == why]
+                lines.append(f"missing, {title}: {len(found)} {why}: {_modules(found)}")
         usual = [name for name in self.leftovers if _is_usual_leftover(name)]
         other = [name for name in self.leftovers if not _is_usual_leftover(name)]
         if usual:
             lines.append(f"in the file, not used, expected: {len(usual)}: {_modules(usual)}")
         if other:
             lines.append(f"in the file, not used, no place in the model: {len(other)}: {_modules(other)}")
-        for block, names in self.lost_blocks.items():
-            lines.append(f"in the file, not used, a trained non-local block: {len(names)}: {block}")
+        if self.lost_blocks:
+            count = sum(map(len, self.lost_blocks.values()))
+            lines.append(f"in the file, not used, in trained blocks: {count}: {', '.join(self.lost_blocks)}")
         return "\n  ".join(lines)
 
     def refuse(self) -> None:
@@ -110,17 +113,16 @@ class LoadReport:
         """
         if self.lost_blocks:
             raise CheckpointError(
-                f"weights {self.path}: {_count(len(self.lost_blocks), 'trained non-local block')} "
+                f"weights {self.path}: {_count(len(self.lost_blocks), 'trained block')} "
                 f"({_first(self.lost_blocks)}) would be dropped in part or whole, which changes the outputs: "
                 f"set {self._keys_of_lost_blocks()}, or allow it by --allow-missing REGEX"
             )
         if self.unexpected:
-            name, why = min(self.unexpected.items())
-            more = _and_more(len(self.unexpected) - 1)
+            names = _first(f"{name}: {why}" for name, why in self.unexpected.items())
             raise CheckpointError(
                 f"weights {self.path}: {len(self.unexpected)} of the model's {self.total} tensors are "
-                f"missing or have another shape ({name}: {why}{more}): use weights and config that belong "
-                "together, or allow it by --allow-missing REGEX, found in every such name"
+                f"missing or have another shape ({names}): use weights and config that belong together, or "
+                "allow it by --allow-missing REGEX, found in every such name"
             )
 
     def allow(self, pattern: re.Pattern[str]) -> None:
@@ -134,6 +136,8 @@ class LoadReport:
         places: dict[str, list[int]] = {}
         keys: list[str] = []
         for block, names in self.lost_blocks.items():
+            if not _BLOCK.match(names[0]):
+                continue
             if any(name.startswith(block + ".") for name in [*self.loaded, *self.unexpected]):
                 # The model has the block but not all of its tensors.
                 keys = ["MODEL.NONLOCAL.PAIRWISE and NORM as they were in training"]
@@ -149,6 +153,8 @@ class LoadReport:
             keys.append("MODEL.BACKBONE.NAME build_nonlocal_backbone")
         if "KEYPOINT_HEAD" in places:
             keys.append("MODEL.ROI_KEYPOINT_HEAD.NAME NonLocalKeypointHead")
+        if any(not _BLOCK.match(names[0]) for names in self.lost_blocks.values()):
+            keys.append("MODEL.RESNETS.DEPTH to that of the file's net, which is deeper")
         return ", ".join(keys)
 
 
@@ -222,11 +228,18 @@ def compare(
                 "not in the file, which has the rest of the block" if block else "not in the file"
             )
 
+    residual = {(found["stage"], found["place"]) for found in map(_RESIDUAL.match, names) if found}
+    stages = {stage for stage, _ in residual}
     for name in leftovers:
-        if found := _BLOCK.match(name):
-            if not name.endswith(_COUNTER):
-                report.lost_blocks.setdefault(found["block"], []).append(name)
-        elif not (name.endswith(_COUNTER) or _is_resized_predictor(name, report)):
+        if name.endswith(_COUNTER) or _is_resized_predictor(name, report):
+            continue
+        found = _BLOCK.match(name)
+        if found is None and (deeper := _RESIDUAL.match(name)):
+            stage, place = deeper["stage"], deeper["place"]
+            found = deeper if stage in stages and (stage, place) not in residual else None
+        if found:
+            report.lost_blocks.setdefault(found["block"], []).append(name)
+        else:
             report.leftovers.append(name)
     return report
 

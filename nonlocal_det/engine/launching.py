@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from multiprocessing.queues import SimpleQueue
@@ -58,6 +59,8 @@ def launch_processes(
         main(*args)
         return
     errors = multiprocessing.get_context("spawn").SimpleQueue()
+    # It warns of each process that it ends because another has failed, which that one's error says already.
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     try:
         launch(
             _run_process,

@@ -269,7 +269,7 @@ class TestRefused:
 
     def test_block_of_another_width(self, make, ours, tmp_path):
         weights = make(MASK + "_nl", MODEL__NONLOCAL__REDUCTION=4).state_dict()
-        with pytest.raises(CheckpointError, match=r"non_local_5\.g\.bias"):
+        with pytest.raises(CheckpointError, match=r"non_local_5\.\w+\.\w+: \(\d+"):
             self.load(ours, weights, tmp_path)
 
     def test_backbone_file_without_a_stage(self, make, ours, tmp_path):
@@ -286,7 +286,7 @@ class TestRefused:
     def test_trained_block_that_the_model_lacks(self, make, tmp_path, suffix):
         weights = make(MASK + "_nl", MODEL__NONLOCAL__RES3=[1, -1]).state_dict()
         expected = (
-            r"3 trained non-local blocks .*MODEL\.NONLOCAL\.RES3 \[1,3\], MODEL\.NONLOCAL\.RES4 \[5\], "
+            r"3 trained blocks .*MODEL\.NONLOCAL\.RES3 \[1,3\], MODEL\.NONLOCAL\.RES4 \[5\], "
             "MODEL.BACKBONE.NAME build_nonlocal_backbone"
         )
         path = tmp_path / f"w.{suffix}"
@@ -296,11 +296,21 @@ class TestRefused:
             file_of(path, weights, matching_heuristics=True)
         with pytest.raises(CheckpointError, match=expected):
             NonLocalCheckpointer(make(MASK)).load(str(path))
-        with pytest.raises(CheckpointError, match="1 trained non-local block "):
+        with pytest.raises(CheckpointError, match=r"1 trained block \("):
             self.load(
                 make(MASK + "_nl", MODEL__NONLOCAL__RES3=[1, 3], MODEL__NONLOCAL__RES4=[0]), weights, tmp_path
             )
         self.load(make(MASK), weights, tmp_path, r"\.non_local_\d\.")
+
+    @pytest.mark.parametrize("imagenet", [True, False])
+    def test_a_deeper_net(self, make, ours, tmp_path, imagenet):
+        deeper = make(MASK, MODEL__RESNETS__DEPTH=101)
+        weights = backbone_state(deeper) if imagenet else deeper.state_dict()
+        path = file_of(tmp_path / "R-101.pkl", weights, matching_heuristics=True)
+        with pytest.raises(
+            CheckpointError, match=r"17 trained blocks \(.*res4\.\d+, and 14 more\).*MODEL\.RESNETS\.DEPTH"
+        ):
+            NonLocalCheckpointer(ours).load(path)
 
     def test_trained_blocks_of_the_keypoint_head(self, make, tmp_path):
         weights = make(KEYPOINT + "_nl_head").state_dict()
