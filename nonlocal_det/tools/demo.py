@@ -221,8 +221,8 @@ class Predictor:
         if checkpointer.report.untrained:
             count = len(checkpointer.report.untrained)
             print(
-                f"warning: {count} tensors are not in {cfg.MODEL.WEIGHTS} and hold random values: what is drawn "
-                "means nothing",
+                f"warning: {count} tensors are not in {cfg.MODEL.WEIGHTS} and hold random values: what is "
+                "drawn means nothing",
                 file=sys.stderr,
             )
         self.metadata = _metadata(cfg)
@@ -421,12 +421,13 @@ def _save_attention(
 
     if not attention:
         return
+    # The blocks of a head all have the same to say.
+    for note in dict.fromkeys(note for block in attention for note in block.notes):
+        say(f"{picture}: attention in the keypoint head: {note}")
+    measured = [f"{b.short_name} {b.difference:.3f}" for b in attention if not math.isnan(b.difference)]
+    if measured:
+        say(f"{picture}: positions differ in attention (0 none, 1 all) by {', '.join(measured)}")
     for block in attention:
-        for note in block.notes:
-            say(f"{picture}: {block.short_name}: {note}")
-        if not math.isnan(block.difference):
-            measure = f"rows differ by {block.difference:.3f} (0 all alike, 1 disjoint)"
-            say(f"{picture}: {block.short_name}: {measure}")
         if block.rows:
             name = f"{output.stem}_attention_{block.short_name}.png"
             _save(draw_attention(image, block), output.with_name(name))
@@ -463,8 +464,9 @@ def _points(wanted: Sequence[tuple[float, float] | str], instances: Instances) -
     chosen = chosen[:_AUTO_POINTS]
     height, width = instances.image_size
     for x, y in Boxes(boxes.tensor[chosen]).get_centers().tolist():
-        points.append((min(max(x, 0.0), width - 0.5), min(max(y, 0.0), height - 0.5)))
-    return points
+        # To a pixel's centre: the words on the screen are then exact.
+        points.append((min(int(x), width - 1) + 0.5, min(int(y), height - 1) + 0.5))
+    return list(dict.fromkeys(points))
 
 
 def _check_points(pictures: Sequence[Path], wanted: Sequence[tuple[float, float] | str]) -> None:
@@ -606,8 +608,10 @@ def _progress(items: Iterable[Any], unit: str, total: int | None = None) -> Iter
     """A progress bar on stderr over ``items``, and a way to print that does not break it."""
     from tqdm import tqdm
 
-    with tqdm(items, total=total, unit=unit) as bar:
-        yield bar, lambda line, file=sys.stdout: bar.write(line, file=file)
+    # In a log file every update is a line: there, few.
+    terminal = sys.stderr.isatty()
+    with tqdm(items, total=total, unit=unit, mininterval=0.1 if terminal else 10) as bar:
+        yield bar, bar.write if terminal else lambda line, file=sys.stdout: print(line, file=file, flush=True)
 
 
 def _require_opencv() -> None:
@@ -652,8 +656,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         required=True,
         nargs="+",
         metavar="PATH",
-        help="pictures, folders of pictures, quoted patterns such as 'a/**/*.jpg'; or one video; or the index of "
-        "a camera",
+        help="pictures, folders of pictures, quoted patterns such as 'a/**/*.jpg'; or one video; or a "
+        "camera's index",
     )
     parser.add_argument(
         "--output",
@@ -670,8 +674,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="write COCO results; image_id is the number that the file is named by if all are named by different "
-        "numbers, else 1, 2, 3, ... in order; of a video it is the frame",
+        help="write COCO results; image_id is the number that the file is named by if all are named by "
+        "different numbers, else 1, 2, 3, ... in order; of a video it is the frame",
     )
     parser.add_argument(
         "--attention",

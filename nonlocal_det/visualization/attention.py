@@ -236,7 +236,7 @@ class AttentionRecorder:
             holding = (k for k in order if _holds(boxes[k].tolist(), point))
             index = next(holding, None)
             if index is None:
-                notes.append(f"no detected instance holds the point {point[0]:g},{point[1]:g}")
+                notes.append(f"no detected instance holds the pixel {int(point[0])},{int(point[1])}")
                 continue
             box = tuple(boxes[index].tolist())
             answers += _rows(block, x[index : index + 1], [point], box, roi=box)

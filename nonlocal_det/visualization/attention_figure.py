@@ -70,7 +70,7 @@ def draw_attention(image: np.ndarray, found: BlockAttention) -> np.ndarray:
             ax.set_ylim(view[3], view[1])
             ax.set_aspect("equal")
             ax.axis("off")
-        arrows.set_title(f"{found.short_name}, from {row.point[0]:.0f},{row.point[1]:.0f}", fontsize=12)
+        arrows.set_title(f"{found.short_name}, from {int(row.point[0])},{int(row.point[1])}", fontsize=12)
         heat_map.set_title(f"weights f / C(x), {found.pairwise}", fontsize=12)
         figure.colorbar(ScalarMappable(norm, colors), cax=color_bar).ax.tick_params(labelsize=9)
         bottom -= margin
@@ -110,8 +110,8 @@ def _draw_arrows(ax: Axes, rgb: np.ndarray, row: AttentionRow) -> None:
             arrowprops={
                 "arrowstyle": "-|>",
                 "color": color,
-                "alpha": 0.35 + 0.65 * share,
-                "linewidth": 0.8 + 2.2 * share,
+                "alpha": 0.5 + 0.5 * share,
+                "linewidth": 1.0 + 2.0 * share,
                 "shrinkA": 0,
                 "shrinkB": 0,
                 "mutation_scale": 12,

@@ -16,6 +16,9 @@ from PIL import Image
 #: The longer side, in pixels, up to which a smaller picture is enlarged before it is drawn on.
 LEGIBLE_SIDE = 800
 
+# In points of 100 / 72 pixels. The base class goes down to 5 on small objects.
+_LEAST_FONT_SIZE = 9
+
 # Frames for which an instance that is not detected keeps its colour.
 _PATIENCE = 8
 
@@ -95,16 +98,19 @@ def draw_instances(
 
 
 class _Visualizer(Visualizer):
-    """Detectron2's, with keypoints that grow with the picture as its text and lines do."""
+    """Detectron2's, with given colours, text of a least size, and keypoints that grow with the picture."""
 
     def draw(self, instances: Instances, colors: list[np.ndarray]) -> None:
-        # The base class takes colours from a random generator, or by class.
         self._colors = colors
         self.draw_instance_predictions(instances)
 
     def overlay_instances(self, **kwargs: Any) -> VisImage:
         kwargs["assigned_colors"] = self._colors
         return super().overlay_instances(**kwargs)
+
+    def draw_text(self, text: str, position: Any, *, font_size: Any = None, **kwargs: Any) -> VisImage:
+        font_size = max(font_size or self._default_font_size, _LEAST_FONT_SIZE)
+        return super().draw_text(text, position, font_size=font_size, **kwargs)
 
     def draw_circle(self, circle_coord: Any, color: Any, radius: float = 3) -> VisImage:
         return super().draw_circle(circle_coord, color, radius * max(1.0, self._default_font_size / 10))
