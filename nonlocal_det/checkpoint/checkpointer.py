@@ -61,6 +61,26 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         self._allow_missing = compile_allow_missing(allow_missing)
         self._path = ""
 
+    def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
+        """Load the last checkpoint of ``save_dir`` with all that it holds, or the weights of ``path``.
+
+        Args:
+            path: the file or URL to load where there is nothing to resume.
+            resume: whether to look into ``save_dir``.
+
+        Returns:
+            What the file holds besides.
+
+        Raises:
+            CheckpointError: as :meth:`load`; and the last checkpoint is not there.
+        """
+        if resume and self.has_checkpoint() and not os.path.isfile(last := self.get_checkpoint_file()):
+            raise CheckpointError(
+                f"OUTPUT_DIR {self.save_dir}: its file last_checkpoint names {os.path.basename(last)!r}, which "
+                "is not there; write another checkpoint's name into it, or delete it to start from MODEL.WEIGHTS"
+            )
+        return super().resume_or_load(path, resume=resume)
+
     def load(self, path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load a weight file into the model, and the checkpointables that it holds.
 
@@ -91,10 +111,11 @@ class NonLocalCheckpointer(DetectionCheckpointer):
             raise
         except Exception as error:
             # Readers of pickle and zip raise nearly every type on a file that is something else.
-            detail = str(error).strip().splitlines()
+            # Some explain it on many lines: the first sentence tells which check failed.
+            detail = str(error).strip().partition("\n")[0].partition(". ")[0]
             raise CheckpointError(
                 f"weights {self._path}: not a checkpoint, or damaged ({type(error).__name__}"
-                f"{': ' + detail[0] if detail else ''}); give a .pth of PyTorch's or a .pkl of Detectron2's"
+                f"{': ' + detail if detail else ''}); give a .pth of PyTorch's or a .pkl of Detectron2's"
             ) from error
         _check_layout(loaded.get("model"), self._path)
         return loaded

@@ -118,7 +118,7 @@ class LoadReport:
                 f"set {self._keys_of_lost_blocks()}, or allow it by --allow-missing REGEX"
             )
         if self.unexpected:
-            names = _first(f"{name}: {why}" for name, why in self.unexpected.items())
+            names = _first((f"{name}: {why}" for name, why in self.unexpected.items()), "; ")
             raise CheckpointError(
                 f"weights {self.path}: {len(self.unexpected)} of the model's {self.total} tensors are "
                 f"missing or have another shape ({names}): use weights and config that belong together, or "
@@ -290,13 +290,10 @@ def _modules(names: Iterable[str]) -> str:
     return ", ".join(groups)
 
 
-def _first(names: Iterable[str]) -> str:
+def _first(names: Iterable[str], between: str = ", ") -> str:
     names = list(names)
-    return ", ".join(names[:3]) + _and_more(len(names) - 3)
-
-
-def _and_more(count: int) -> str:
-    return f", and {count} more" if count > 0 else ""
+    more = len(names) - 3
+    return between.join([*names[:3], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _count(count: int, what: str) -> str:

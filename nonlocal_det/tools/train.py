@@ -82,9 +82,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     # None is "the user did not say": upstream's default port is the same for every run of a user.
     parser.set_defaults(dist_url=None)
     args = parse(parser, argv)
-    flags = parser._option_string_actions
     for word in args.opts:
-        if word.partition("=")[0] in flags:
+        if word.startswith("--"):
             raise UsageError(f"{word} must come before the KEY VALUE pairs, which start at {args.opts[0]}")
     return args
 

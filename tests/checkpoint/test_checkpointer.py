@@ -376,6 +376,14 @@ class TestNotACheckpoint:
         self.refuse(model, str(tmp_path), "a folder, not a file")
         self.refuse(model, "catalog://nobody/nothing", "cannot be fetched")
 
+    def test_last_checkpoint_that_is_gone(self, model, tmp_path):
+        (tmp_path / "last_checkpoint").write_text("model_0000009.pth")
+        with pytest.raises(
+            CheckpointError, match=r"last_checkpoint names 'model_0000009\.pth', which is not there"
+        ):
+            NonLocalCheckpointer(model, str(tmp_path)).resume_or_load("")
+        assert NonLocalCheckpointer(model, str(tmp_path)).resume_or_load("", resume=False) == {}
+
     def test_names_that_match_twice(self, model, tmp_path):
         weights = {"bias": model.state_dict()["backbone.fpn_lateral2.bias"]}
         path = file_of(tmp_path / "w.pkl", weights, matching_heuristics=True)
@@ -389,6 +397,7 @@ class TestNotACheckpoint:
         assert path in text
         assert message in text
         assert "\n" not in text
+        assert len(text) < len(path) + 250
         assert checkpointer.load("") == {}  # the failed load leaves it usable
 
     def test_regular_expression(self, model):

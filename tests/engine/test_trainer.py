@@ -63,6 +63,17 @@ def test_keypoints_train_and_are_evaluated(config, tmp_path):
     assert not torch.equal(before[name], trainer.model.state_dict()[name])
 
 
+def test_gradient_clipping(config):
+    cfg = config(SOLVER__MAX_ITER=1, SOLVER__WEIGHT_DECAY=0.0, DATASETS__TEST=())
+    cfg.SOLVER.CLIP_GRADIENTS.ENABLED = True
+    cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = "value"
+    cfg.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 0.0
+    trainer = Trainer(cfg)
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    assert all(torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
+
+
 def test_new_block_in_a_frozen_stage(config, tmp_path):
     changes = {"MODEL__NONLOCAL__RES2": [-1], "MODEL__BACKBONE__FREEZE_AT": 2}
     with pytest.raises(ConfigError) as raised:

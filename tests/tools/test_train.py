@@ -96,10 +96,18 @@ def test_train_evaluate_resume(arguments, tmp_path, capsys):
 
 
 def test_a_finished_run_is_only_evaluated_again(arguments, tmp_path, capsys):
-    assert main(arguments(output=tmp_path, SOLVER__MAX_ITER=1)) == 0
+    changes = {"SOLVER__MAX_ITER": 1, "DATASETS__TEST": ("mini_val", "mini_train")}
+    assert main(arguments(output=tmp_path, **changes)) == 0
+    # With two data sets, each has its own results; the first decides which checkpoint is the best.
+    assert (tmp_path / "model_best.pth").is_file()
+    assert "mini_train/segm/AP" in metrics(tmp_path)[-1]
+    images = [
+        {found["image_id"] for found in detections(tmp_path, f"inference/mini_{x}")} for x in ("val", "train")
+    ]
+    assert [len(ids) for ids in images] == [5, 6]
     before = torch.load(tmp_path / "model_final.pth", weights_only=True)["model"]
     capsys.readouterr()
-    assert main(arguments("--resume", output=tmp_path, SOLVER__MAX_ITER=1)) == 0
+    assert main(arguments("--resume", output=tmp_path, **changes)) == 0
     after = torch.load(tmp_path / "model_final.pth", weights_only=True)["model"]
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert "copypaste: Task: segm" in capsys.readouterr().out
