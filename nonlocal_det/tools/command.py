@@ -46,7 +46,9 @@ def command(main: Callable[P, int | None]) -> Callable[P, int]:
                 raise
             import nonlocal_det
 
-            return _report(getattr(nonlocal_det, "DETECTRON2_MISSING", str(error)))
+            if hasattr(nonlocal_det, "DETECTRON2_MISSING"):
+                return 2  # the import of the package has said it
+            return _report(str(error))
         except Exception as error:
             from nonlocal_det.engine import INPUT_ERRORS
 
