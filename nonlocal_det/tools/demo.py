@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from nonlocal_det.tools.command import UsageError, command, parse
 
@@ -122,7 +122,10 @@ def find_inputs(words: Sequence[str]) -> Inputs:
             found += map(Path, matches)
         else:
             raise UsageError(f"--input {word}: no such file or folder")
-    found = list({os.path.realpath(file): file for file in reversed(found)}.values())[::-1]
+    unique: dict[str, Path] = {}
+    for file in found:
+        unique.setdefault(os.path.realpath(file), file)
+    found = list(unique.values())
     if not found:
         raise UsageError(f"--input {' '.join(words)}: no picture there ({skipped} files of other kinds)")
     videos = [file for file in found if _is_video(file)]
@@ -504,26 +507,31 @@ def _metadata(cfg: CfgNode) -> Metadata:
     """The names that fit the model, from the first test set; what does not fit is left out, and said."""
     from detectron2.data import DatasetCatalog, MetadataCatalog
     from detectron2.data.catalog import Metadata
+    from detectron2.data.datasets.builtin_meta import COCO_CATEGORIES
 
     metadata = Metadata()
     if not cfg.DATASETS.TEST:
         return metadata
     name = cfg.DATASETS.TEST[0]
     source = MetadataCatalog.get(name)
-    if source.get("thing_classes") is None and name in DatasetCatalog:
+    if source.get("thing_dataset_id_to_contiguous_id") is None and name in DatasetCatalog:
         try:
-            DatasetCatalog.get(name)  # the JSON file has the names
+            DatasetCatalog.get(name)  # the JSON file has the names and ids
         except Exception as error:
-            print(f"class names unknown, numbers are shown: {name}: {' '.join(str(error).split())}")
-            return metadata
+            if source.get("thing_classes") is None:
+                reason = " ".join(str(error).split())
+                print(f"class names unknown, numbers are shown: {name} cannot be loaded: {reason}")
+                return metadata
     retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
     classes = (cfg.MODEL.RETINANET if retinanet else cfg.MODEL.ROI_HEADS).NUM_CLASSES
     names = source.get("thing_classes") or []
     if len(names) == classes:
         metadata.thing_classes = names
         ids = source.get("thing_dataset_id_to_contiguous_id")
-        if ids:
-            metadata.thing_dataset_id_to_contiguous_id = ids
+        if ids is None:  # COCO's persons where COCO is not installed
+            coco = {category["name"]: category["id"] for category in COCO_CATEGORIES}
+            ids = {coco[n]: index for index, n in enumerate(names)} if set(names) <= set(coco) else {}
+        metadata.thing_dataset_id_to_contiguous_id = ids
     else:
         print(
             f"the model has {classes} classes and {name} (DATASETS.TEST) {len(names)}: numbers are shown, "
@@ -608,10 +616,18 @@ def _progress(items: Iterable[Any], unit: str, total: int | None = None) -> Iter
     """A progress bar on stderr over ``items``, and a way to print that does not break it."""
     from tqdm import tqdm
 
-    # In a log file every update is a line: there, few.
+    # In a log file every update of the bar is a line: there, few.
     terminal = sys.stderr.isatty()
+
     with tqdm(items, total=total, unit=unit, mininterval=0.1 if terminal else 10) as bar:
-        yield bar, bar.write if terminal else lambda line, file=sys.stdout: print(line, file=file, flush=True)
+
+        def say(line: str, file: TextIO | None = None) -> None:
+            if terminal or file is sys.stderr:
+                bar.write(line, file=file)
+            else:
+                print(line, file=file, flush=True)
+
+        yield bar, say
 
 
 def _require_opencv() -> None:
