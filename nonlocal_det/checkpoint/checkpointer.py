@@ -77,8 +77,8 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         if resume and self.has_checkpoint() and not os.path.isfile(last := self.get_checkpoint_file()):
             name = os.path.basename(last)
             raise CheckpointError(
-                f"OUTPUT_DIR {self.save_dir}: its file last_checkpoint names {name!r}, which is not there; write "
-                "another checkpoint's name into it, or delete it to start from MODEL.WEIGHTS"
+                f"OUTPUT_DIR {self.save_dir}: its file last_checkpoint names {name!r}, which is not there; "
+                "write another checkpoint's name into it, or delete it to start from MODEL.WEIGHTS"
             )
         return super().resume_or_load(path, resume=resume)
 

@@ -86,4 +86,7 @@ def _report(message: str) -> int:
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+    text = str(error).strip()
+    if "Traceback (most recent call last)" in text:  # from a data loader's worker
+        text = text.splitlines()[-1]
+    return " ".join(text.split()) or type(error).__name__

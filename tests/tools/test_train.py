@@ -142,8 +142,9 @@ def test_new_predictors_are_said_to_be_random_in_evaluation(arguments, tmp_path,
     weights = build_model(get_config(MASK, line[2:])).state_dict()
     torch.save(weights, tmp_path / "seven.pth")
     capsys.readouterr()
-    # MODEL.WEIGHTS empty, then weights of another number of classes
-    assert main(arguments("--eval-only", output=tmp_path)) == 0
+    # MODEL.WEIGHTS empty, then weights of another number of classes. Only training refuses a frozen new block.
+    frozen = {"MODEL__NONLOCAL__RES2": [-1], "MODEL__BACKBONE__FREEZE_AT": 2}
+    assert main(arguments("--eval-only", output=tmp_path, **frozen)) == 0
     assert "MODEL.WEIGHTS is empty: this evaluates random weights" in capsys.readouterr().out
     assert main(arguments("--eval-only", output=tmp_path, MODEL__WEIGHTS=tmp_path / "seven.pth")) == 0
     assert "6 tensors hold random weights in this evaluation" in capsys.readouterr().out
@@ -284,6 +285,13 @@ class TestCommand:
     def test_wrong_input(self, error, line, capsys):
         assert self.run(error) == 2
         assert one_error_line(capsys) == line
+
+    def test_wrong_input_in_a_worker_process(self, capsys):
+        message = (
+            "Caught it in worker 0.\nTraceback (most recent call last):\n  File x\nFileNotFoundError: a.jpg"
+        )
+        assert self.run(FileNotFoundError(message)) == 2
+        assert one_error_line(capsys) == "error: FileNotFoundError: a.jpg"
 
     def test_interrupted(self, capsys):
         assert self.run(KeyboardInterrupt()) == 130
