@@ -1,0 +1,19 @@
+"""Conversion of other programs' weights to ours, and back."""
+
+from __future__ import annotations
+
+from nonlocal_det.checkpoint.convert.conversion import TARGETS, convert_checkpoint
+from nonlocal_det.checkpoint.convert.report import ConversionReport, Move, Setting
+from nonlocal_det.checkpoint.convert.sources import SOURCES
+from nonlocal_det.checkpoint.convert.stem import UnpaddedPoolStem, unpad_stem_pool
+
+__all__ = [
+    "SOURCES",
+    "TARGETS",
+    "ConversionReport",
+    "Move",
+    "Setting",
+    "UnpaddedPoolStem",
+    "convert_checkpoint",
+    "unpad_stem_pool",
+]

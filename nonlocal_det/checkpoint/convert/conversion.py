@@ -1,0 +1,391 @@
+"""The conversion of a weight file: read, sort, fit to a config's model, write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.modeling import build_model
+from torch import Tensor, nn
+
+from nonlocal_det.checkpoint.convert.draft import COUNTER, Draft, Entry, Source, read_draft
+from nonlocal_det.checkpoint.convert.output import SUFFIXES, config_text, write_all
+from nonlocal_det.checkpoint.convert.report import ConversionReport, Move, Setting
+from nonlocal_det.checkpoint.convert.settings import (
+    check_architecture,
+    config_places,
+    decide_settings,
+    place_named,
+)
+from nonlocal_det.checkpoint.convert.sources import SOURCES
+from nonlocal_det.checkpoint.convert.targets import baseline_settings, strip_blocks, to_mmcv
+from nonlocal_det.checkpoint.report import CheckpointError, compare
+from nonlocal_det.checkpoint.safe import read_checkpoint, read_onnx
+from nonlocal_det.config import CONFIG_ROOT, get_config
+from nonlocal_det.layers import NonLocalBlock
+
+__all__ = ["TARGETS", "convert_checkpoint"]
+
+TARGETS = ("nonlocal_det", "detectron2", "mmcv")
+# Where trainers keep the weights, among other things.
+_WRAPPERS = ("model", "state_dict", "model_state", "model_state_dict", "blobs", "net")
+# Variance that a batch norm with eps 1e-5 turns into a factor of 1.
+_NEUTRAL = {"running_mean": 0.0, "running_var": 1 - 1e-5}
+
+
+def convert_checkpoint(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    config_file: str | os.PathLike[str],
+    opts: Sequence[Any] = (),
+    *,
+    source: str = "auto",
+    target: str = "nonlocal_det",
+    places: Mapping[str, str] | None = None,
+    base: str | os.PathLike[str] | None = None,
+    blocks_only: bool = False,
+    unpadded_pool: bool = False,
+    allow_moved: bool = False,
+    strip_trained: bool = False,
+    overwrite: bool = False,
+) -> ConversionReport:
+    """Convert a weight file to a checkpoint for a config's model, and write the config that goes with it.
+
+    Args:
+        path: what is converted: ``.pth``, ``.pkl``, ``.safetensors`` or ``.onnx``.
+        out: what is written: ``.pth`` or ``.safetensors``; the config gets the same name with ``.yaml``.
+        config_file: the config that the weights are meant for, as for :func:`nonlocal_det.get_config`.
+        opts: overrides of it.
+        source: whose weights they are, a key of ``SOURCES``; "auto" finds out.
+        target: "nonlocal_det"; "detectron2" for a baseline without blocks; "mmcv" for the blocks alone, with
+            the names of mmcv's NonLocal2d.
+        places: prefix of a block in the file -> its place, such as "res4.5". Blocks whose names do not say
+            where they are go to the config's places in order, if there are as many.
+        base: another weight file, which gives what this one lacks.
+        blocks_only: take the non-local blocks alone.
+        unpadded_pool: make the config's stem that of the authors, see
+            :mod:`nonlocal_det.checkpoint.convert.stem`.
+        allow_moved: put blocks that work inside a residual branch after the residual block.
+        strip_trained: with target "detectron2", leave out blocks that do something.
+        overwrite: replace ``out`` and its config.
+
+    Returns:
+        Where every tensor went, and what was set.
+
+    Raises:
+        CheckpointError: the file cannot be read safely, is not the source's, or does not fit the config.
+        ConfigError: the config is wrong.
+        OSError: a file cannot be read or written.
+    """
+    path, out = Path(path), Path(out)
+    _check_paths(path, out, overwrite, config=target != "mmcv")
+    cfg = get_config(config_file, opts)
+    found, draft = _read(path, source)
+    if base is not None:
+        draft = _over(draft, _read(Path(base), "auto")[1])
+    if blocks_only:
+        _drop_entries(draft)
+    try:
+        check_architecture(cfg, draft)
+        _place_blocks(draft, cfg, places or {}, allow_moved)
+        settings, notes = decide_settings(cfg, draft, unpadded_pool=unpadded_pool)
+    except CheckpointError as error:
+        raise CheckpointError(f"weights {path}: {error}") from None
+    cfg = get_config(config_file, [*opts, *_flat(settings)])
+    report = ConversionReport(str(path), found.title, settings=settings, notes=[*draft.notes, *notes])
+
+    model = _build(cfg)
+    tensors = _fit(draft, model, report)
+    if target == "nonlocal_det":
+        config_values = {key: setting.value for key, setting in settings.items()}
+    else:
+        tensors, config_values = _to_target(target, tensors, model, cfg, report, strip_trained)
+    author = f"nonlocal_det, from {found.title}"
+    text = None
+    if target != "mmcv":
+        given = {key: _get(cfg, key) for key in opts[0::2]}
+        values = given | config_values | {"MODEL.WEIGHTS": str(out.resolve())}
+        text = config_text(
+            _config_path(config_file), values, f"What the weights {out.name} assume ({author})."
+        )
+    report.written = write_all(out, tensors, author, text)
+    return report
+
+
+def _check_paths(path: Path, out: Path, overwrite: bool, *, config: bool) -> None:
+    if out.suffix not in SUFFIXES:
+        raise CheckpointError(f"{out}: the suffix says what is written; give {' or '.join(SUFFIXES)}")
+    for target in (out, out.with_suffix(".yaml")) if config else (out,):
+        if not target.exists():
+            continue
+        if target.samefile(path) if path.exists() else False:
+            raise CheckpointError(f"{target}: is the file to convert; write to another")
+        if target.is_dir() or not overwrite:
+            raise CheckpointError(f"{target}: exists; write to another, or add --overwrite")
+
+
+def _read(path: Path, name: str) -> tuple[Source, Draft]:
+    """Read a weight file and sort its tensors."""
+    if path.suffix == ".onnx":
+        source = SOURCES["onnx"]
+        if name not in ("auto", source.name):
+            raise CheckpointError(f"weights {path}: an ONNX network; leave --from out, or write --from onnx")
+        weights, rest = {}, {"graph": read_onnx(path).graph}
+    else:
+        content = read_checkpoint(path)
+        weights, rest = _unwrap(path, content)
+        source = _recognise(path, list(weights), name)
+    try:
+        draft = read_draft(source, weights, rest)
+    except CheckpointError as error:
+        raise CheckpointError(f"weights {path}: {error}") from None
+    return source, draft
+
+
+def _unwrap(path: Path, content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the weights of a file, and what else it holds."""
+    weights, rest = content, {}
+    for key in _WRAPPERS:
+        if isinstance(content.get(key), Mapping):
+            weights, rest = content[key], {name: value for name, value in content.items() if name != key}
+            break
+    if not weights or not all(isinstance(name, str) for name in weights):
+        raise CheckpointError(
+            f"weights {path}: no weights by name inside, alone or under {', '.join(_WRAPPERS)}"
+        )
+    if all(name.startswith("module.") for name in weights):  # DataParallel
+        weights = {name.removeprefix("module."): value for name, value in weights.items()}
+    return dict(weights), rest
+
+
+def _recognise(path: Path, names: list[str], name: str) -> Source:
+    likely = [source for source in SOURCES.values() if source.recognises(names)]
+    if name == "auto":
+        if likely:
+            return likely[0]
+        shown = ", ".join(names[:3])
+        raise CheckpointError(
+            f"weights {path}: whose they are cannot be told by their names ({shown}, ...); "
+            f"known are {', '.join(SOURCES)}"
+        )
+    if name not in SOURCES:
+        raise CheckpointError(f"--from {name}: not known; write auto or one of {', '.join(SOURCES)}")
+    source = SOURCES[name]
+    if source not in likely:
+        hint = f"they look like {likely[0].title}: --from {likely[0].name}" if likely else "see --from"
+        raise CheckpointError(f"weights {path}: their names are not those of {source.title}; {hint}")
+    return source
+
+
+def _over(draft: Draft, base: Draft) -> Draft:
+    """Return a draft with what it lacks taken from another."""
+    return replace(
+        draft,
+        entries={**base.entries, **draft.entries},
+        skipped={**base.skipped, **draft.skipped},
+        leftovers=[*draft.leftovers, *base.leftovers],
+        notes=[*draft.notes, *base.notes],
+        pixels=draft.pixels or base.pixels,
+        stride_in_1x1=base.stride_in_1x1 if draft.stride_in_1x1 is None else draft.stride_in_1x1,
+        unpadded_pool=base.unpadded_pool if draft.unpadded_pool is None else draft.unpadded_pool,
+    )
+
+
+def _drop_entries(draft: Draft) -> None:
+    why = "not in a block (--blocks-only)"
+    draft.skipped.update({entry.origin: why for entry in draft.entries.values()})
+    draft.skipped.update(dict.fromkeys(draft.leftovers, why))
+    draft.entries, draft.leftovers, draft.pixels, draft.stride_in_1x1 = {}, [], None, None
+
+
+def _place_blocks(draft: Draft, cfg: CfgNode, places: Mapping[str, str], allow_moved: bool) -> None:
+    """Give every block of the file its place."""
+    for prefix, place in places.items():
+        if prefix not in draft.blocks:
+            known = ", ".join(repr(name) for name in draft.blocks) or "none"
+            raise CheckpointError(f"--place {prefix}={place}: no such block in the file; there are {known}")
+        draft.places[prefix] = place_named(place, cfg, draft)
+    homeless = [prefix for prefix in draft.blocks if prefix not in draft.places]
+    if homeless:
+        wanted = config_places(cfg, draft)
+        if len(wanted) != len(homeless) or draft.places:
+            raise CheckpointError(
+                f"where the blocks {', '.join(map(repr, homeless))} belong is not in their names, and the "
+                f"config asks for {len(wanted)}; say it by --place {homeless[0]}=res4.5 for each"
+            )
+        draft.places.update(zip(homeless, wanted, strict=True))
+        draft.notes += [f"the block {name!r} was put at {place}" for name, place in draft.places.items()]
+    doubles = {place for place in draft.places.values() if list(draft.places.values()).count(place) > 1}
+    if doubles:
+        raise CheckpointError(
+            f"two blocks of the file would be {doubles.pop()}; give one of them another --place"
+        )
+    for prefix in sorted(draft.inside_branch - set(places)):
+        _check_moved(draft, prefix, allow_moved)
+
+
+def _check_moved(draft: Draft, prefix: str, allow_moved: bool) -> None:
+    place = draft.places[prefix]
+    stage = place.partition(".")[0]
+    after = int(place.rpartition("_")[2]) - 1
+    last = draft.entries.get(f"{stage}.{after}.conv3.weight")
+    channels = draft.blocks[prefix]["g.weight"].value.shape[1]
+    if last is not None and last.value.shape[0] != channels:
+        raise CheckpointError(
+            f"the block {prefix} works on {channels} channels inside the residual block, after its conv1 or "
+            "conv2; ours work between residual blocks"
+        )
+    what = f"the block {prefix} works on the residual branch before the sum; ours works on the sum"
+    if not allow_moved:
+        raise CheckpointError(
+            f"{what}, so the net would not compute the same; --allow-moved puts it after the residual block, "
+            "for fine-tuning"
+        )
+    draft.notes.append(f"{what}: the net does not compute the same until it is fine-tuned")
+
+
+def _build(cfg: CfgNode) -> nn.Module:
+    """Build a config's model without memory for its tensors."""
+    cfg = cfg.clone()
+    cfg.MODEL.DEVICE = "meta"
+    with torch.device("meta"):
+        return build_model(cfg)
+
+
+def _fit(draft: Draft, model: nn.Module, report: ConversionReport) -> dict[str, Tensor]:
+    """Give a draft's tensors the model's names, fill in what is neutral, and refuse what does not fit."""
+    state = model.state_dict()
+    by_end: dict[str, list[str]] = {}
+    for name in state:
+        parts = name.split(".")
+        for start in range(len(parts)):
+            by_end.setdefault(".".join(parts[start:]), []).append(name)
+    entries = dict(draft.entries)
+    for prefix, parts in draft.blocks.items():
+        entries |= {f"{draft.places[prefix]}.{part}": entry for part, entry in parts.items()}
+    found: dict[str, Entry] = {}
+    leftovers = list(draft.leftovers)
+    report.skipped.update(draft.skipped)
+    for name, entry in entries.items():
+        targets = by_end.get(name, [])
+        if len(targets) > 1:
+            raise CheckpointError(
+                f"weights {report.path}: {entry.origin} fits more than one tensor: {targets[:2]}"
+            )
+        if targets:
+            found[targets[0]] = entry
+        elif name.endswith(COUNTER):
+            report.skipped[entry.origin] = "a counter, which frozen norms have none of"
+        else:
+            leftovers.append(entry.origin)
+    if leftovers:
+        shown = ", ".join(leftovers[:3]) + (", ..." if len(leftovers) > 3 else "")
+        raise CheckpointError(
+            f"weights {report.path}: {len(leftovers)} of their tensors have no place in the config's model "
+            f"({shown}): take the config that they belong to, or --blocks-only for the blocks alone"
+        )
+    wrong = [
+        (name, tuple(entry.value.shape), tuple(state[name].shape))
+        for name, entry in found.items()
+        if entry.value.shape != state[name].shape
+    ]
+    shaped = {name: entry for name, entry in found.items() if entry.value.shape == state[name].shape}
+    shaped |= _neutral(shaped, state)
+    missing = [name for name in state if name not in found and name not in shaped]
+    if not draft.entries:  # a file of blocks alone
+        missing = [name for name in missing if ".non_local_" in name]
+        report.notes.append(
+            "the file holds blocks alone, and so does what was written; --base FILE adds a net's weights"
+        )
+    fitted = compare(model, report.path, missing, wrong, ())
+    fitted.refuse()
+    report.expected.update(fitted.expected)
+    for name, theirs, ours in wrong:
+        report.skipped[found[name].origin] = f"shape {list(theirs)}, the model's has {list(ours)}"
+    report.moves = [
+        Move(entry.origin, name, tuple(entry.value.shape), entry.how) for name, entry in shaped.items()
+    ]
+    # In the order of the model, which is how checkpoints are usually listed.
+    return {name: shaped[name].value for name in state if name in shaped}
+
+
+def _neutral(entries: Mapping[str, Entry], state: Mapping[str, Tensor]) -> dict[str, Entry]:
+    """Return what the file need not have, as it has no effect: statistics of affine layers, biases of 0."""
+    made = {}
+    for name, shape in state.items():
+        module, _, leaf = name.rpartition(".")
+        if name in entries or f"{module}.weight" not in entries:
+            continue
+        if leaf in _NEUTRAL:
+            value, how = (
+                torch.full(shape.shape, _NEUTRAL[leaf]),
+                "neutral, for an affine layer without statistics",
+            )
+        elif leaf == COUNTER:
+            value, how = torch.zeros((), dtype=torch.int64), "counter"
+        elif leaf == "bias" and ".non_local_" in name and not module.endswith(".norm"):
+            value, how = torch.zeros(shape.shape), "zero, for a conv without bias"
+        else:
+            continue
+        made[name] = Entry(value, "", how)
+    return made
+
+
+def _to_target(
+    target: str,
+    tensors: dict[str, Tensor],
+    model: nn.Module,
+    cfg: CfgNode,
+    report: ConversionReport,
+    strip_trained: bool,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what is written instead of our checkpoint, and the keys of its config."""
+    blocks = {}
+    for name, module in model.named_modules():
+        if isinstance(module, NonLocalBlock):
+            inside = {part: f"{name}.{part}" for part in module.state_dict()}
+            if all(key in tensors for key in inside.values()):
+                blocks[name] = {part: tensors[key] for part, key in inside.items()}
+    origins = {move.target: move.origin for move in report.moves}
+    try:
+        if target == "mmcv":
+            written, moves, notes = to_mmcv(blocks, cfg)
+            report.moves = [replace(move, origin=origins[move.origin]) for move in moves]
+            taken = {move.origin for move in report.moves}
+            report.skipped.update(
+                {origin: "not in a block" for origin in origins.values() if origin and origin not in taken}
+            )
+            report.notes += notes
+            report.expected = {}
+            return written, {}
+        written = strip_blocks(tensors, blocks, trained=strip_trained)
+    except CheckpointError as error:
+        raise CheckpointError(f"weights {report.path}: {error}") from None
+    report.moves = [move for move in report.moves if move.target in written]
+    report.skipped.update({origins[name]: "in a non-local block" for name in tensors if name not in written})
+    report.expected.pop("in non-local blocks, which start as an identity", None)
+    report.settings |= {
+        key: Setting(setting.before, setting.value, setting.why)
+        for key, setting in baseline_settings(cfg).items()
+    }
+    return written, {key: setting.value for key, setting in report.settings.items()}
+
+
+def _flat(settings: Mapping[str, Setting]) -> list[Any]:
+    return [item for key, setting in settings.items() for item in (key, setting.value)]
+
+
+def _get(cfg: CfgNode, key: str) -> Any:
+    for part in key.split("."):
+        cfg = cfg[part]
+    return cfg
+
+
+def _config_path(config_file: str | os.PathLike[str]) -> Path:
+    path = Path(config_file).expanduser()
+    return (path if path.is_file() else CONFIG_ROOT / path).resolve()

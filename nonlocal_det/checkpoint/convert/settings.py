@@ -1,0 +1,309 @@
+"""The config that goes with converted weights: what they assume, against what a config says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from detectron2.config import CfgNode
+from torch import Tensor
+
+from nonlocal_det.checkpoint.convert.draft import Draft, Entry
+from nonlocal_det.checkpoint.convert.report import Setting
+from nonlocal_det.checkpoint.convert.stem import UNPADDED
+from nonlocal_det.checkpoint.report import CheckpointError
+from nonlocal_det.config import KEYPOINT_HEAD, STAGES, WRAPPER
+
+__all__ = ["check_architecture", "config_places", "decide_settings", "place_named"]
+
+# Residual blocks of res2 to res5 by depth; the first two have blocks of two convs.
+DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+# Norms of one family have the same tensors and, in evaluation, do the same.
+BATCH_NORMS = ("BN", "SyncBN", "naiveSyncBN")
+STOCK_KEYPOINT_HEAD = "KRCNNConvDeconvUpsampleHead"
+
+
+def check_architecture(cfg: CfgNode, draft: Draft) -> None:
+    """Check that a file's ResNet is the config's, before names are compared one by one.
+
+    Raises:
+        CheckpointError: it is another; the message has the keys to set.
+    """
+    found = _architecture(draft)
+    wrong = {key: value for key, value in found.items() if _get(cfg, key) != value}
+    if wrong:
+        said = ", ".join(f"{key} {_get(cfg, key)}" for key in wrong)
+        right = " ".join(f"{key} {value}" for key, value in wrong.items())
+        raise CheckpointError(
+            f"the weights are not of the config's ResNet, which has {said}; "
+            f"take the config they belong to, or add --opts {right}"
+        )
+
+
+def decide_settings(
+    cfg: CfgNode, draft: Draft, *, unpadded_pool: bool
+) -> tuple[dict[str, Setting], list[str]]:
+    """Find what the weights assume and the config does not say.
+
+    Args:
+        cfg: the config.
+        draft: the weights; every block has its place.
+        unpadded_pool: whether the stem is to get a max pool without padding.
+
+    Returns:
+        Config key -> setting, and notes on what the weights leave open.
+
+    Raises:
+        CheckpointError: the blocks differ in their options, or the stem cannot be changed.
+    """
+    chosen = _Choices(cfg)
+    if draft.pixels is not None:
+        why = "the pixels that the net was trained with"
+        chosen.set("INPUT.FORMAT", draft.pixels.order, why)
+        chosen.set("MODEL.PIXEL_MEAN", list(draft.pixels.mean), why)
+        chosen.set("MODEL.PIXEL_STD", list(draft.pixels.std), why)
+        same = "not as the config says" if chosen.settings else "as the config says"
+        chosen.notes.append(
+            f"the net was trained with {draft.pixels.order} pixels of mean {list(draft.pixels.mean)} and "
+            f"standard deviation {list(draft.pixels.std)}, {same}"
+        )
+    elif draft.entries:
+        chosen.notes.append(
+            "the file does not say what pixels the net was trained with; the config's are kept: "
+            f"{cfg.INPUT.FORMAT}, mean {list(cfg.MODEL.PIXEL_MEAN)}, "
+            f"standard deviation {list(cfg.MODEL.PIXEL_STD)}"
+        )
+    if draft.stride_in_1x1 is not None:
+        chosen.set("MODEL.RESNETS.STRIDE_IN_1X1", draft.stride_in_1x1, "where the net has its strides")
+    norm = draft.entries.get("stem.conv1.norm.weight")
+    if norm is not None and norm.origin.endswith("_gn_s"):
+        chosen.set("MODEL.RESNETS.NORM", "GN", "the net has group norms")
+    _set_placement(chosen, cfg, draft)
+    _set_block_options(chosen, draft)
+    _set_stem(chosen, cfg, draft, unpadded_pool)
+    return chosen.settings, chosen.notes
+
+
+def place_named(place: str, cfg: CfgNode, draft: Draft) -> str:
+    """Return our name of a block from "res4.5", "res4.-1" or "keypoint_head.2".
+
+    Raises:
+        CheckpointError: it is none of these.
+    """
+    match = re.fullmatch(r"(res[2-5]|keypoint_head)\.(-?\d+)", place)
+    if match is None:
+        raise CheckpointError(
+            f"{place!r} is no place for a block; write one such as res4.5 (before block 5 of res4), res4.-1 "
+            "or keypoint_head.2 (after its second conv)"
+        )
+    position = int(match[2])
+    if position < 0 and match[1] != "keypoint_head":
+        position += _count(match[1], cfg, draft)
+    return f"{match[1]}.non_local_{position}"
+
+
+def config_places(cfg: CfgNode, draft: Draft) -> list[str]:
+    """Return our names of the blocks that a config asks for, in the order in which they run."""
+    places = []
+    for stage, positions in _config_positions(cfg, draft).items():
+        places += [f"{stage}.non_local_{position}" for position in sorted(positions)]
+    every = cfg.MODEL.NONLOCAL.KEYPOINT_HEAD if cfg.MODEL.KEYPOINT_ON else 0
+    convs = len(cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS)
+    return places + [
+        f"keypoint_head.non_local_{k}" for k in range(every, convs + 1, every or convs + 1) if every
+    ]
+
+
+class _Choices:
+    """Collects settings that differ from a config."""
+
+    def __init__(self, cfg: CfgNode) -> None:
+        self.cfg = cfg
+        self.settings: dict[str, Setting] = {}
+        self.notes: list[str] = []
+
+    def set(self, key: str, value: Any, why: str) -> None:
+        before = _get(self.cfg, key)
+        same = list(before) == value if isinstance(value, list) else before == value
+        if not same:
+            self.settings[key] = Setting(before, value, why)
+
+    def choose(self, key: str, allowed: Sequence[Any], why: str) -> Any:
+        """Keep the config's value if the weights allow it, else take the first that they allow."""
+        before = _get(self.cfg, key)
+        value = before if before in allowed else allowed[0]
+        self.set(key, value, why)
+        if len(allowed) > 1:
+            others = ", ".join(repr(other) for other in allowed if other != value)
+            taken = "the config's" if value == before else "the source's default"
+            self.notes.append(f"{key}: the weights do not tell {value!r} from {others}; {taken} is taken")
+        return value
+
+
+def _set_placement(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
+    if not draft.places:
+        return
+    why = "where the blocks of the file are"
+    found: dict[str, list[int]] = {}
+    for place in draft.places.values():
+        part, position = re.fullmatch(r"(.+)\.non_local_(\d+)", place).groups()
+        found.setdefault(part, []).append(int(position))
+    every = sorted(found.pop("keypoint_head", ()))
+    if every:
+        chosen.set("MODEL.NONLOCAL.KEYPOINT_HEAD", every[0], why)
+        chosen.set("MODEL.ROI_KEYPOINT_HEAD.NAME", KEYPOINT_HEAD, why)
+    if not found:
+        return
+    for stage, positions in _config_positions(cfg, draft).items():
+        if sorted(positions) != sorted(found.get(stage, [])):
+            chosen.set(f"MODEL.NONLOCAL.{stage.upper()}", sorted(found.get(stage, [])), why)
+    if cfg.MODEL.BACKBONE.NAME != WRAPPER:
+        chosen.set("MODEL.NONLOCAL.BACKBONE", cfg.MODEL.BACKBONE.NAME, "the backbone that gets the blocks")
+        chosen.set("MODEL.BACKBONE.NAME", WRAPPER, "the backbone gets blocks")
+
+
+def _set_block_options(chosen: _Choices, draft: Draft) -> None:
+    if not draft.blocks:
+        return
+    kinds = {prefix: _block_options(prefix, parts) for prefix, parts in draft.blocks.items()}
+    first, options = next(iter(kinds.items()))
+    for prefix, other in kinds.items():
+        if other != options:
+            raise CheckpointError(
+                f"the blocks {first!r} and {prefix!r} differ: {options} and {other}; "
+                "a model of ours has one set of options for all its blocks"
+            )
+    pairwise, norms, reduction = options
+    why = "the blocks' tensors"
+    pairwise = chosen.choose("MODEL.NONLOCAL.PAIRWISE", pairwise, why)
+    if norms == BATCH_NORMS:  # which of them makes no difference to the weights
+        norms = tuple(name for name in norms if name == _get(chosen.cfg, "MODEL.NONLOCAL.NORM")) or norms[:1]
+    chosen.choose("MODEL.NONLOCAL.NORM", norms, why)
+    chosen.set("MODEL.NONLOCAL.REDUCTION", reduction, why)
+    if len(draft.pool) == 2 and set(draft.pool) == {"embedding", "none"}:
+        raise CheckpointError("some blocks of the file pool and some do not; ours are all alike")
+    chosen.choose("MODEL.NONLOCAL.POOL", draft.pool, "what the source's blocks pool")
+    if pairwise in draft.scale:
+        chosen.choose("MODEL.NONLOCAL.SCALE", draft.scale[pairwise], "whether the source's blocks scale")
+
+
+def _block_options(prefix: str, parts: dict[str, Entry]) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+    """Return the possible PAIRWISE and NORM of a block, and its REDUCTION."""
+    if "w_f.weight" in parts:
+        pairwise: tuple[str, ...] = ("concatenation",)
+    elif "theta.weight" in parts:
+        pairwise = ("embedded_gaussian", "dot_product")
+    else:
+        pairwise = ("gaussian",)
+    if "w_z.norm.running_var" in parts:
+        norms: tuple[str, ...] = BATCH_NORMS
+    else:
+        norms = ("GN", "LN") if "w_z.norm.weight" in parts else ("",)
+    inner, channels = parts["g.weight"].value.shape[:2] if "g.weight" in parts else (0, 0)
+    if not inner:
+        raise CheckpointError(f"the block {prefix!r} has no weight of g")
+    reduction = channels // inner
+    if reduction < 1 or max(1, channels // reduction) != inner:
+        raise CheckpointError(
+            f"the block {prefix!r} has {channels} channels and {inner} inside; ours have C // REDUCTION"
+        )
+    return pairwise, norms, reduction
+
+
+def _set_stem(chosen: _Choices, cfg: CfgNode, draft: Draft, unpadded_pool: bool) -> None:
+    inner = "MODEL.NONLOCAL.BACKBONE" if cfg.MODEL.BACKBONE.NAME == WRAPPER else "MODEL.BACKBONE.NAME"
+    name = _get(cfg, inner)
+    if name in UNPADDED.values():
+        return
+    if not unpadded_pool:
+        if draft.unpadded_pool:
+            chosen.notes.append(
+                "the max pool of their stem has no padding where Detectron2's has 1, so features lie a pixel "
+                "off; --unpadded-pool makes a config whose stem is theirs"
+            )
+        return
+    if draft.unpadded_pool is False:
+        raise CheckpointError(
+            "--unpadded-pool: the stem of these weights pads its max pool; leave the flag out"
+        )
+    if name not in UNPADDED:
+        raise CheckpointError(
+            f"--unpadded-pool: {inner} is {name!r}; the stem can be changed of {', '.join(UNPADDED)}"
+        )
+    if "MODEL.BACKBONE.NAME" in chosen.settings and inner == "MODEL.BACKBONE.NAME":
+        inner = "MODEL.NONLOCAL.BACKBONE"  # the wrapper takes its name
+    chosen.set(inner, UNPADDED[name], "a stem whose max pool is not padded was asked for")
+
+
+def _architecture(draft: Draft) -> dict[str, Any]:
+    """Return the config keys of a file's ResNet, as far as its tensors show them."""
+
+    def shape(name: str) -> Sequence[int] | None:
+        entry = draft.entries.get(name)
+        return None if entry is None else entry.value.shape
+
+    names = _inside_backbone(draft)
+    counts = tuple(_counted(draft, f"res{stage}") for stage in range(2, 6))
+    found: dict[str, Any] = {}
+    if stem := shape(names.get("stem.conv1.weight", "")):
+        found["MODEL.RESNETS.STEM_OUT_CHANNELS"] = stem[0]
+    if not (middle := shape(names.get("res2.0.conv2.weight", ""))):
+        return found
+    last = shape(names.get("res2.0.conv3.weight", ""))
+    depths = [
+        depth for depth, known in DEPTHS.items() if known == counts and (depth > 34) == (last is not None)
+    ]
+    if depths:
+        found["MODEL.RESNETS.DEPTH"] = depths[0]
+    if last is not None:
+        found["MODEL.RESNETS.RES2_OUT_CHANNELS"] = last[0]
+        found["MODEL.RESNETS.NUM_GROUPS"] = groups = middle[0] // middle[1]
+        found["MODEL.RESNETS.WIDTH_PER_GROUP"] = middle[0] // groups
+    return found
+
+
+def _inside_backbone(draft: Draft) -> dict[str, str]:
+    """Return name inside the ResNet -> name in the draft, which may be the model's."""
+    inside = {}
+    for name in draft.entries:
+        if match := re.fullmatch(r"(?:.*\.)?((?:stem|res[2-5])\..*)", name):
+            inside[match[1]] = name
+    return inside
+
+
+def _counted(draft: Draft, stage: str) -> int:
+    matches = (re.search(rf"(?:^|\.){stage}\.(\d+)\.", name) for name in draft.entries)
+    return 1 + max((int(match[1]) for match in matches if match), default=-1)
+
+
+def _count(stage: str, cfg: CfgNode, draft: Draft) -> int:
+    return _counted(draft, stage) or DEPTHS[cfg.MODEL.RESNETS.DEPTH][int(stage[3]) - 2]
+
+
+def _config_positions(cfg: CfgNode, draft: Draft) -> dict[str, list[int]]:
+    """Return stage -> positions of the config, counted from 0."""
+    found = {}
+    for key in STAGES:
+        stage = key.lower()
+        count = _count(stage, cfg, draft)
+        found[stage] = [
+            position % count if position < 0 else position for position in cfg.MODEL.NONLOCAL[key]
+        ]
+    return found
+
+
+def _get(cfg: CfgNode, key: str) -> Any:
+    for part in key.split("."):
+        cfg = cfg[part]
+    return cfg
+
+
+def is_identity(block: dict[str, Tensor]) -> bool:
+    """Tell whether a block adds nothing to its input, whatever that is.
+
+    Args:
+        block: its tensors by their names inside it.
+    """
+    last = "w_z.norm" if "w_z.norm.weight" in block else "w_z"
+    return not (block[f"{last}.weight"].any() or block[f"{last}.bias"].any())

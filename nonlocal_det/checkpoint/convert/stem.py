@@ -1,0 +1,71 @@
+"""The stem of the authors' nets and of Caffe's: a max pool without padding at the top and left.
+
+Detectron2's stem pads its max pool by 1 on every side, so each of its cells lies one pixel of the stem's
+conv further up and left. Weights trained without the padding see features that are shifted by that pixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from detectron2.config import CfgNode
+from detectron2.layers import ShapeSpec
+from detectron2.modeling import BACKBONE_REGISTRY, Backbone
+from detectron2.modeling.backbone.resnet import BasicStem, ResNet
+from torch import Tensor, nn
+
+__all__ = ["UNPADDED", "UnpaddedPoolStem", "unpad_stem_pool"]
+
+#: Detectron2's builder -> ours, which makes the same with an unpadded pool in the stem.
+UNPADDED: dict[str, str] = {}
+
+
+class UnpaddedPoolStem(BasicStem):
+    """Detectron2's stem with its max pool not padded.
+
+    Where the last window is cut off by the border it counts too, so that a side of H pixels, H a multiple of
+    32, gives H / 4 rows, as feature pyramids need. Without that last row and column, the cells are those of a
+    pool that drops it.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Make the input of res2, [B, C, ceil((ceil(H / 2) - 1) / 2), ...], of images [B, 3, H, W]."""
+        return F.max_pool2d(F.relu_(self.conv1(x)), kernel_size=3, stride=2, ceil_mode=True)
+
+
+def unpad_stem_pool(module: nn.Module) -> nn.Module:
+    """Take the padding out of the stem's max pool of every ResNet in a module, in place.
+
+    Args:
+        module: a detector or backbone.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: there is no ResNet with Detectron2's basic stem.
+    """
+    found = [
+        part for part in module.modules() if isinstance(part, ResNet) and isinstance(part.stem, BasicStem)
+    ]
+    if not found:
+        raise ValueError(f"{type(module).__name__} has no ResNet with a BasicStem")
+    for resnet in found:
+        stem = UnpaddedPoolStem(resnet.stem.in_channels, resnet.stem.out_channels, norm="")
+        stem.conv1 = resnet.stem.conv1
+        resnet.stem = stem
+    return module
+
+
+def _unpadded(name: str) -> Callable[[CfgNode, ShapeSpec], Backbone]:
+    def build(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
+        return unpad_stem_pool(BACKBONE_REGISTRY.get(name)(cfg, input_shape))
+
+    build.__name__ = build.__qualname__ = UNPADDED[name] = f"{name}_unpadded_pool"
+    build.__doc__ = f"Build {name}'s backbone with :class:`UnpaddedPoolStem`."
+    return build
+
+
+for _name in ("build_resnet_backbone", "build_resnet_fpn_backbone", "build_retinanet_resnet_fpn_backbone"):
+    BACKBONE_REGISTRY.register(_unpadded(_name))
