@@ -11,6 +11,7 @@ from detectron2.data.catalog import Metadata
 from detectron2.structures import Boxes, Instances, pairwise_iou
 from detectron2.utils.colormap import colormap
 from detectron2.utils.visualizer import VisImage, Visualizer
+from matplotlib.colors import rgb_to_hsv
 from PIL import Image
 
 #: The longer side, in pixels, up to which a smaller picture is enlarged before it is drawn on.
@@ -18,6 +19,8 @@ LEGIBLE_SIDE = 800
 
 # In points of 100 / 72 pixels. The base class goes down to 5 on small objects.
 _LEAST_FONT_SIZE = 9
+
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 # Frames for which an instance that is not detected keeps its colour.
 _PATIENCE = 8
@@ -34,7 +37,10 @@ class InstanceColors:
         # Bright colours alone: a dark or gray outline is lost on a photograph.
         colors = colormap(rgb=True, maximum=1)
         vivid = (colors.max(axis=1) > 0.8) & (np.ptp(colors, axis=1) > 0.6)
-        self._palette = colors[vivid]
+        colors = colors[vivid]
+        # One after the other they are far apart in hue.
+        by_hue = colors[np.argsort(rgb_to_hsv(colors)[:, 0], kind="stable")]
+        self._palette = by_hue[np.argsort(np.arange(len(by_hue)) * _GOLDEN_RATIO % 1)]
         self._next = 0
         self._known: list[tuple[Boxes, int, np.ndarray, int]] = []  # box, class, colour, frames left
 
@@ -110,6 +116,9 @@ class _Visualizer(Visualizer):
 
     def draw_text(self, text: str, position: Any, *, font_size: Any = None, **kwargs: Any) -> VisImage:
         font_size = max(font_size or self._default_font_size, _LEAST_FONT_SIZE)
+        if kwargs.get("horizontal_alignment") == "left":  # a box's label: keep it in the picture
+            length = 0.6 * len(text) * font_size * self.output.dpi / 72
+            position = max(0.0, min(float(position[0]), self.output.width - length)), position[1]
         return super().draw_text(text, position, font_size=font_size, **kwargs)
 
     def draw_circle(self, circle_coord: Any, color: Any, radius: float = 3) -> VisImage:

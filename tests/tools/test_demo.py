@@ -162,7 +162,7 @@ class ColorDetector(torch.nn.Module):
         boxes = []
         for place in places:
             y, x = (values.float() for values in place.nonzero(as_tuple=True))
-            low, high = torch.tensor([0.1, 0.9])
+            low, high = torch.tensor([0.25, 0.75])
             boxes.append([x.quantile(low), y.quantile(low), x.quantile(high), y.quantile(high)])
         found = Instances(sample["image"].shape[1:])
         found.pred_boxes = Boxes(torch.tensor(boxes))
@@ -181,7 +181,7 @@ def test_orientations_of_real_files(data_dir, tmp_path):
     boxes = np.array([r["bbox"] for r in results]).reshape(8, 3, 4)
     x, y, w, h = boxes[0].T
     assert (w * h < 0.6 * 1800 * 1200).all()  # none is the whole picture
-    assert y[0] + h[0] / 2 < 500  # the sky is at the top
+    assert y[0] + h[0] / 2 < 450  # the sky is at the top
     assert x[2] + w[2] / 2 > 1000  # the dark rocks at the right
     # The files differ by JPEG's noise and by a digit in the middle.
     np.testing.assert_allclose(boxes, boxes[:1].repeat(8, axis=0), atol=25)
