@@ -14,6 +14,8 @@ import yaml
 from detectron2.config import CfgNode, get_cfg
 from detectron2.modeling import BACKBONE_REGISTRY
 
+from nonlocal_det.data.registration import DatasetError, apply_datasets
+
 __all__ = ["CONFIG_ROOT", "ConfigError", "add_nonlocal_config", "check_config", "get_config"]
 
 #: Folder of the configs: inside the package once installed, beside it in a source checkout.
@@ -39,7 +41,7 @@ class ConfigError(ValueError):
 
 
 def add_nonlocal_config(cfg: CfgNode) -> None:
-    """Add the keys of non-local blocks, MODEL.NONLOCAL, to a config. A second call changes nothing.
+    """Add MODEL.NONLOCAL and DATASETS.REGISTER to a config. A second call changes nothing.
 
     Args:
         cfg: a Detectron2 config, changed in place.
@@ -75,12 +77,18 @@ def add_nonlocal_config(cfg: CfgNode) -> None:
     # MODEL.ROI_KEYPOINT_HEAD.NAME "NonLocalKeypointHead".
     node.KEYPOINT_HEAD = 0
 
+    # Data sets of your own in COCO's format: [[name, annotation file, image folder], ...]. Relative paths are
+    # looked up from the config file, then from the working directory. Number of classes and keypoints, OKS
+    # sigmas and INPUT.MASK_FORMAT come from the files, unless you set them.
+    cfg.DATASETS.REGISTER = []
+
 
 def get_config(config_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> CfgNode:
     """Load a config with everything that this project needs, and check it.
 
     YAML is loaded safely: a file cannot run code. MODEL.DEVICE becomes "cpu" where there is no CUDA device
-    and neither the files nor ``opts`` set it.
+    and neither the files nor ``opts`` set it. The data sets of DATASETS.REGISTER are registered, and what
+    their files decide, such as the number of classes, is set.
 
     Args:
         config_file: a path, or else a name under ``configs/`` such as
@@ -102,6 +110,12 @@ def get_config(config_file: str | os.PathLike[str], opts: Sequence[Any] = ()) ->
     set_keys.update(opts[0::2])
     if "MODEL.DEVICE" not in set_keys and not torch.cuda.is_available():
         cfg.MODEL.DEVICE = "cpu"
+    chain = _own_files(path)
+    user_keys = {key for values in chain.values() for key, _ in _flatten(values)}.union(opts[0::2])
+    try:
+        apply_datasets(cfg, [file.parent for file in chain], user_keys)
+    except DatasetError as error:
+        raise ConfigError(str(error)) from None
     check_config(cfg)
     return cfg
 
@@ -305,6 +319,19 @@ def _merge_file(cfg: CfgNode, path: Path) -> set[str]:
     except (KeyError, ValueError, AssertionError, TypeError, AttributeError) as error:
         raise ConfigError(f"config file {path}: {_explain(error)}") from None
     return {key for key, _ in _flatten(chain)}
+
+
+def _own_files(path: Path) -> dict[Path, dict[str, Any]]:
+    """Return a config file and its bases with what each one holds, without the project's own files."""
+    if path.resolve().is_relative_to(CONFIG_ROOT.resolve()):
+        return {}
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    bases = values.pop("_BASE_", [])
+    files = {path: values}
+    for base in bases if isinstance(bases, list) else [bases]:
+        if "://" not in base:
+            files.update(_own_files(path.parent / Path(base).expanduser()))
+    return files
 
 
 def _merge_opts(cfg: CfgNode, opts: list[Any]) -> None:
