@@ -1,8 +1,7 @@
 """Draw what a trained model finds in pictures, a video or a camera's view, and where its blocks look.
 
-Examples:
-    python -m nonlocal_det.tools.demo --config-file FILE --input photos/ more/*.jpg --output drawn/ \
-        --opts MODEL.WEIGHTS output/model_final.pth
+Examples (give the weights by --opts MODEL.WEIGHTS output/model_final.pth at the end):
+    python -m nonlocal_det.tools.demo --config-file FILE --input photos/ more/*.jpg --output drawn/ --opts ...
     python -m nonlocal_det.tools.demo --config-file FILE --input walk.mp4 --output drawn.mp4 --json walk.json
     python -m nonlocal_det.tools.demo --config-file FILE --input a.jpg --output out/ --attention 320,240
 """
@@ -16,7 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from detectron2.config import CfgNode
     from detectron2.data.catalog import Metadata
     from detectron2.structures import Instances
+
+    from nonlocal_det.visualization import AttentionRecorder, BlockAttention
 
 __all__ = ["main"]
 
@@ -53,17 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     inputs = find_inputs(args.input)
     if inputs.skipped:
         print(f"{inputs.skipped} other files in the folders were passed over")
-    outputs = plan_outputs(inputs, args.output)
-    _spare_inputs(inputs, [*outputs, args.json])
     if args.attention and not inputs.pictures:
         raise UsageError("--attention is for pictures, not for video")
     _check_points(inputs.pictures, args.attention)
+    cfg = _config(args)
+    outputs = plan_outputs(inputs, args.output)
+    _spare_inputs(inputs, [*outputs, args.json])
 
-    predictor = Predictor(_config(args))
+    predictor = Predictor(cfg)
+    recorder = _recorder(predictor) if args.attention else None
     with ExitStack() as stack:
         results = stack.enter_context(_ResultsFile(args.json, predictor.metadata)) if args.json else None
         if inputs.pictures:
-            failed = _run_pictures(predictor, inputs.pictures, outputs, results, args)
+            failed = _run_pictures(predictor, inputs.pictures, outputs, results, recorder, args)
         else:
             failed = _run_video(predictor, inputs.video, outputs, results, args)
     if results is not None:
@@ -311,6 +314,7 @@ def _run_pictures(
     pictures: list[Path],
     outputs: list[Path],
     results: _ResultsFile | None,
+    recorder: AttentionRecorder | None,
     args: argparse.Namespace,
 ) -> int:
     """Do all pictures, one at a time; return how many could not be read."""
@@ -327,21 +331,19 @@ def _run_pictures(
                 failed += 1
                 say(f"error: {error}", sys.stderr)
                 continue
-            attention: list = []
-            with ExitStack() as stack:
-                recorder = stack.enter_context(_recorder(predictor)) if args.attention else None
+            with recorder or nullcontext():
                 instances, network_size = predictor(image)
             if not len(instances):
                 say(f"{picture}: nothing above {args.confidence_threshold:g}")
             if results is not None:
                 results.add(instances, ids[index], str(picture))
+            if outputs:
+                _save(draw_instances(image, instances, predictor.metadata), outputs[index])
             if recorder is not None:
                 points = _points(args.attention, instances)
                 if not points:
                     say(f"{picture}: no detection whose centre --attention auto could take")
                 attention = recorder.attention(points, image.shape[:2], network_size)
-            if outputs:
-                _save(draw_instances(image, instances, predictor.metadata), outputs[index])
                 _save_attention(image, attention, picture, outputs[index], say)
     done = len(pictures) - failed
     where = f", drawn in {outputs[0] if len(outputs) == 1 else outputs[0].parent}" if outputs and done else ""
@@ -399,8 +401,6 @@ def _run_video(
     except VideoError as error:
         if frames:  # the output's fault
             raise UsageError(str(error)) from None
-        print(f"error: {reader.name}: no frame of it can be read", file=sys.stderr)
-        return 1
     if not frames:
         print(f"error: {reader.name}: no frame of it can be read", file=sys.stderr)
         return 1
@@ -417,13 +417,15 @@ def _run_video(
 
 
 def _save_attention(
-    image: np.ndarray, attention: list, picture: Path, output: Path, say: Callable[..., None]
+    image: np.ndarray,
+    attention: Sequence[BlockAttention],
+    picture: Path,
+    output: Path,
+    say: Callable[..., None],
 ) -> None:
     """Write the pictures and weights of the blocks beside the picture's output, and say what differs."""
     from nonlocal_det.visualization import draw_attention, save_attention
 
-    if not attention:
-        return
     # The blocks of a head all have the same to say.
     for note in dict.fromkeys(note for block in attention for note in block.notes):
         say(f"{picture}: attention in the keypoint head: {note}")
@@ -442,7 +444,7 @@ def _save_attention(
         partial.unlink(missing_ok=True)
 
 
-def _recorder(predictor: Predictor):  # noqa: ANN202  (imported late)
+def _recorder(predictor: Predictor) -> AttentionRecorder:
     from nonlocal_det.visualization import AttentionRecorder
 
     try:

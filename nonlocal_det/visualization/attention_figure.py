@@ -124,6 +124,7 @@ def _draw_heat_map(ax: Axes, gray: np.ndarray, row: AttentionRow, norm: Normaliz
     ax.imshow(gray, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0), interpolation="bilinear")
     weights = row.weights
     rgba = colors(norm(weights))
-    rgba[..., 3] = 0.35 + 0.5 * np.abs(weights) / max(float(np.abs(weights).max()), 1e-30)
+    least = 0.1 if weights.min() < 0 else 0.35  # the middle of the signed colours is white
+    rgba[..., 3] = least + (0.85 - least) * np.abs(weights) / max(float(np.abs(weights).max()), 1e-30)
     x0, y0, x1, y1 = row.area
     ax.imshow(rgba, extent=(x0, x1, y1, y0), interpolation="bilinear")

@@ -17,6 +17,9 @@ from PIL import Image
 #: The longer side, in pixels, up to which a smaller picture is enlarged before it is drawn on.
 LEGIBLE_SIDE = 800
 
+#: The longer side, in pixels, down to which a larger one is reduced: matplotlib draws at most 65535.
+LARGEST_SIDE = 8192
+
 # In points of 100 / 72 pixels. The base class goes down to 5 on small objects.
 _LEAST_FONT_SIZE = 9
 
@@ -84,7 +87,7 @@ def draw_instances(
     """Draw detections on a picture with Detectron2's ``Visualizer``.
 
     A picture whose longer side is below :data:`LEGIBLE_SIDE` is enlarged to it first, so that text, lines
-    and keypoints have room; a larger one keeps its size.
+    and keypoints have room; one above :data:`LARGEST_SIDE` is reduced to that.
 
     Args:
         image: array (H, W, 3), uint8, BGR.
@@ -96,7 +99,7 @@ def draw_instances(
     Returns:
         Array (H', W', 3), uint8, BGR.
     """
-    image, instances = _enlarge(image, instances.to("cpu"))
+    image, instances = _fit(image, instances.to("cpu"))
     drawer = _Visualizer(image[:, :, ::-1], metadata)
     if len(instances):
         drawer.draw(instances, (colors or InstanceColors())(instances))
@@ -125,14 +128,14 @@ class _Visualizer(Visualizer):
         return super().draw_circle(circle_coord, color, radius * max(1.0, self._default_font_size / 10))
 
 
-def _enlarge(image: np.ndarray, instances: Instances) -> tuple[np.ndarray, Instances]:
+def _fit(image: np.ndarray, instances: Instances) -> tuple[np.ndarray, Instances]:
     height, width = image.shape[:2]
-    scale = LEGIBLE_SIDE / max(height, width)
-    if scale <= 1:
+    scale = min(max(height, width, LEGIBLE_SIDE), LARGEST_SIDE) / max(height, width)
+    if scale == 1:
         return image, instances
     size = max(1, round(height * scale)), max(1, round(width * scale))
     resized = Image.fromarray(image).resize(size[::-1], Image.Resampling.BICUBIC)
-    larger = Instances(size)
+    fitted = Instances(size)
     for name, value in instances.get_fields().items():
         if name == "pred_boxes":
             value = Boxes(value.tensor * scale)
@@ -142,5 +145,5 @@ def _enlarge(image: np.ndarray, instances: Instances) -> tuple[np.ndarray, Insta
             value = torch.stack(masks) if masks else value.new_zeros((0, *size))
         elif name == "pred_keypoints":
             value = value * value.new_tensor([scale, scale, 1])
-        larger.set(name, value)
-    return np.asarray(resized), larger
+        fitted.set(name, value)
+    return np.asarray(resized), fitted

@@ -297,7 +297,8 @@ def test_folders_patterns_and_names(tool, tmp_path, capsys, monkeypatch):
 
 def test_output_file_and_folder(tool, tmp_path):
     source = picture(tmp_path / "x.png")
-    for output, expected in (("one.jpg", "one.jpg"), ("new/folder", "new/folder/x.png")):
+    files = [f"one.{suffix}" for suffix in ("jpg", "JPEG", "png", "webp", "tif", "bmp", "gif")]
+    for output, expected in [(file, file) for file in files] + [("new/folder", "new/folder/x.png")]:
         assert tool("--input", source, "--output", tmp_path / output) == 0
         assert (tmp_path / expected).is_file()
     assert tool("--input", source, "--output", tmp_path / "new") == 0

@@ -34,9 +34,10 @@ def instances(size, boxes, classes=None, masks=False, keypoints=False) -> Instan
         ((900, 1000), (900, 1000)),
         ((800, 3), (800, 3)),
         ((7, 2000), (7, 2000)),
+        ((80, 81920), (8, 8192)),
     ],
 )
-def test_small_pictures_are_enlarged(size, drawn):
+def test_pictures_are_fitted(size, drawn):
     picture = np.zeros((*size, 3), np.uint8)
     for found in (instances(size, []), instances(size, [[0, 0, 2, 1]], masks=True, keypoints=True)):
         assert draw_instances(picture, found).shape == (*drawn, 3)
