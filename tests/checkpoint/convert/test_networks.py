@@ -1,0 +1,438 @@
+"""Whole ResNets, with and without blocks inside: every source's net against ours with its weights."""
+
+import pickle
+import re
+
+import pytest
+import torch
+from conftest import R50, R50_NL
+from source_nets import (
+    BLOCKS,
+    STEM,
+    WIDTH,
+    ResNetNames,
+    convolve,
+    non_local,
+    normalise,
+    python_2_pickle,
+    random_norm,
+    random_tensor,
+)
+
+from nonlocal_det.checkpoint import CheckpointError
+
+STATISTICS = ("weight", "bias", "running_mean", "running_var")
+
+TORCHVISION = ResNetNames(
+    stem=("conv1.weight", "bn1.{leaf}"),
+    conv=("layer{layer}.{i}.conv{n}.weight", "layer{layer}.{i}.bn{n}.{{leaf}}"),
+    shortcut=("layer{layer}.{i}.downsample.0.weight", "layer{layer}.{i}.downsample.1.{{leaf}}"),
+    leaves=STATISTICS,
+)
+MMACTION2 = ResNetNames(
+    stem=("backbone.conv1.conv.weight", "backbone.conv1.bn.{leaf}"),
+    conv=("backbone.layer{layer}.{i}.conv{n}.conv.weight", "backbone.layer{layer}.{i}.conv{n}.bn.{{leaf}}"),
+    shortcut=(
+        "backbone.layer{layer}.{i}.downsample.conv.weight",
+        "backbone.layer{layer}.{i}.downsample.bn.{{leaf}}",
+    ),
+    leaves=STATISTICS,
+    time=(5, 3),
+)
+SLOWFAST = ResNetNames(
+    stem=("s1.pathway0_stem.conv.weight", "s1.pathway0_stem.bn.{leaf}"),
+    conv=(
+        "s{stage}.pathway0_res{i}.branch2.{abc}.weight",
+        "s{stage}.pathway0_res{i}.branch2.{abc}_bn.{{leaf}}",
+    ),
+    shortcut=("s{stage}.pathway0_res{i}.branch1.weight", "s{stage}.pathway0_res{i}.branch1_bn.{{leaf}}"),
+    leaves=STATISTICS,
+    time=(5, 3),
+)
+CAFFE2_CONV = ("res{stage}_{i}_branch2{abc}_w", "res{stage}_{i}_branch2{abc}_bn_{{leaf}}")
+CAFFE2_SHORTCUT = ("res{stage}_{i}_branch1_w", "res{stage}_{i}_branch1_bn_{{leaf}}")
+
+
+def caffe2(**options):
+    return ResNetNames(
+        stem=("conv1_w", "res_conv1_bn_{leaf}"), conv=CAFFE2_CONV, shortcut=CAFFE2_SHORTCUT, **options
+    )
+
+
+def images(generator, size=64):
+    return random_tensor(generator, 2, 3, size, size + 4)
+
+
+@torch.no_grad()
+def outputs(backbone, x):
+    return backbone(x)
+
+
+def still(x, frames=3):
+    return x[:, :, None].expand(-1, -1, frames, -1, -1)
+
+
+def check(assert_same, backbone, x, theirs):
+    ours = outputs(backbone, x)
+    for stage, expected in theirs.items():
+        assert_same(ours[stage], expected[:, :, 1] if expected.dim() == 5 else expected)
+
+
+def random_block(generator, channels, modules, *, dims, norm=True, out_bias=True):
+    """Tensors of a block of C channels and C // 2 inside, by modules (theta, phi, g, out, norm)."""
+    tensors = {}
+    for part in ("theta", "phi", "g", "out"):
+        outs, ins = (channels, channels // 2) if part == "out" else (channels // 2, channels)
+        weight = random_tensor(generator, outs, ins, *[1] * dims)
+        tensors[modules[part] + ".weight"] = 0.4 * weight * channels**-0.5
+        if part != "out" or out_bias:
+            tensors[modules[part] + ".bias"] = 0.1 * random_tensor(generator, outs)
+    if norm:
+        made = random_norm(generator, channels, STATISTICS)
+        tensors |= {f"{modules['norm']}.{leaf}": value for leaf, value in made.items()}
+    return tensors
+
+
+def apply_block(tensors, modules, x, **options):
+    """The block's output, with tensors by modules."""
+
+    def conv(part):
+        name = modules[part]
+        return lambda y: convolve(y, tensors[f"{name}.weight"], bias=tensors.get(f"{name}.bias"))
+
+    def out(y):
+        y = conv("out")(y)
+        if f"{modules['norm']}.weight" in tensors:
+            y = normalise(y, *(tensors[f"{modules['norm']}.{leaf}"] for leaf in STATISTICS))
+        return y
+
+    return non_local(x, conv("theta"), conv("phi"), conv("g"), out, **options)
+
+
+def test_torchvision(convert, generator, assert_same):
+    torchvision = pytest.importorskip("torchvision")
+    net = torchvision.models.resnet18(weights=None).eval()  # the real one; small nets of it do not exist
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            values = random_norm(generator, module.num_features, STATISTICS)
+            module.load_state_dict(values, strict=False)
+    opts = [*("MODEL.RESNETS.DEPTH", 18, "MODEL.RESNETS.RES2_OUT_CHANNELS", 64)]
+    opts += ["MODEL.RESNETS.STEM_OUT_CHANNELS", 64, "MODEL.RESNETS.WIDTH_PER_GROUP", 64]
+    made = convert(net.state_dict(), *opts, "MODEL.NONLOCAL.RES4", [1])
+    assert made.cfg.INPUT.FORMAT == "RGB"
+    assert pytest.approx([0.485 * 255, 0.456 * 255, 0.406 * 255]) == made.cfg.MODEL.PIXEL_MEAN
+    assert pytest.approx([0.229 * 255, 0.224 * 255, 0.225 * 255]) == made.cfg.MODEL.PIXEL_STD
+    assert "INPUT.FORMAT" in made.report.settings  # the COCO configs are BGR, and it is said
+    x = images(generator)
+    y = net.maxpool(net.relu(net.bn1(net.conv1(x))))
+    expected = {}
+    with torch.no_grad():
+        for stage, layer in enumerate((net.layer1, net.layer2, net.layer3, net.layer4), start=2):
+            y = expected[f"res{stage}"] = layer(y)
+    check(assert_same, made.backbone(), x, expected)  # the new block is an identity
+    assert all(why.startswith("a counter") or "classifier" in why for why in made.report.skipped.values())
+
+
+@pytest.mark.parametrize("config", [R50, R50_NL])
+def test_msra(convert, generator, assert_same, tmp_path, config):
+    net = caffe2(leaves=("s", "b"), stride_in_1x1=True)
+    tensors = net.random(generator)
+    saved = {name: value.numpy() for name, value in tensors.items()}
+    saved |= {"conv1_b": torch.zeros(STEM).numpy(), "fc1000_w": torch.ones(10, 4).numpy()}
+    saved |= {"fc1000_b": torch.ones(10).numpy(), "conv1_w_momentum": torch.ones(1).numpy()}
+    (tmp_path / "R-50.pkl").write_bytes(pickle.dumps(saved))
+    made = convert(tmp_path / "R-50.pkl", config=config)
+    assert made.report.settings == {}  # Detectron2's configs are for these weights
+    assert any("BGR" in note and "as the config says" in note for note in made.report.notes)
+    assert made.report.skipped["conv1_b"] == "a bias of zero"
+    x = images(generator)
+    check(assert_same, made.backbone(), x, net.forward(tensors, x))
+
+
+def test_msra_with_a_bias_before_the_norm(convert, generator, assert_same, tmp_path):
+    net = caffe2(leaves=("s", "b"), stride_in_1x1=True)
+    tensors = net.random(generator)
+    bias = random_tensor(generator, STEM)
+    (tmp_path / "R-50.pkl").write_bytes(
+        pickle.dumps({name: value.numpy() for name, value in (tensors | {"conv1_b": bias}).items()})
+    )
+    made = convert(tmp_path / "R-50.pkl", config=R50)
+    tensors["res_conv1_bn_b"] = tensors["res_conv1_bn_b"] + bias * tensors["res_conv1_bn_s"]
+    x = images(generator)
+    check(assert_same, made.backbone(), x, net.forward(tensors, x))
+
+
+AUTHORS = {"theta": "theta", "phi": "phi", "g": "g", "out": "out", "norm": "norm"}
+
+
+def authors_block_name(stage, block, part):
+    """nonlocal_conv4_5_theta_w, nonlocal_conv4_5_bn_riv and so on."""
+    module, leaf = part.split(".")
+    if module == "norm":
+        end = "bn_" + dict(zip(STATISTICS, ("s", "b", "rm", "riv"), strict=True))[leaf]
+    else:
+        end = f"{module}_{leaf[0]}"
+    return f"nonlocal_conv{stage}_{block}_{end}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "scale"),
+    [
+        ("I3D", "embedded_gaussian", True),
+        ("C2D", "dot_product", True),
+        ("frozen", "embedded_gaussian", False),  # affine layers for batch norms, and no norm in the blocks
+        ("no bias", "embedded_gaussian", True),
+    ],
+)
+def test_authors(convert, generator, assert_same, tmp_path, kind, form, scale):
+    frozen = kind == "frozen"
+    net = caffe2(
+        leaves=("s", "b") if frozen else ("s", "b", "rm", "riv"),
+        pool_padding=0,
+        time=(5, 3) if kind == "I3D" else (1, 1),
+    )
+    tensors = net.random(generator)
+    blocks = {
+        (stage, i): random_block(generator, 4 * WIDTH * 2 ** (stage - 2), AUTHORS, dims=3, norm=not frozen)
+        for stage, places in ((3, (1, 3)), (4, (1, 3, 5)))  # every second one
+        for i in places
+    }
+    if kind == "no bias":
+        for block in blocks.values():
+            for name in [name for name in block if name.endswith(".bias") and not name.startswith("norm")]:
+                del block[name]
+    saved = dict(tensors)
+    for (stage, i), block in blocks.items():
+        saved |= {authors_block_name(stage, i, part): value for part, value in block.items()}
+    saved |= {f"{name}_momentum": torch.ones(1) for name in list(saved) if not name.endswith(("_rm", "_riv"))}
+    saved |= {"pred_w": torch.ones(4, 5), "pred_b": torch.ones(4), "lr": torch.ones(1), "model_iter": 7}
+    (tmp_path / "net.pkl").write_bytes(python_2_pickle({"blobs": saved}))
+
+    made = convert(
+        tmp_path / "net.pkl",
+        *("MODEL.NONLOCAL.PAIRWISE", form, "MODEL.NONLOCAL.SCALE", scale),
+        config=R50,
+        unpadded_pool=True,
+    )
+    node = made.cfg.MODEL.NONLOCAL
+    assert (list(node.RES3), list(node.RES4), node.POOL) == ([2, 4], [2, 4, 6], "input")
+    assert ("" if frozen else "BN") == node.NORM
+    assert (made.cfg.INPUT.FORMAT, made.cfg.MODEL.PIXEL_STD[0]) == ("RGB", 57.375)
+    summed = [move for move in made.report.moves if "summed over its" in move.how]
+    assert len(summed) == (1 + sum(BLOCKS) if kind == "I3D" else 0)
+
+    def after(stage, i, x):
+        block = blocks.get((stage, i))
+        return x if block is None else apply_block(block, AUTHORS, x, form=form, pool="input", scale=scale)
+
+    # Half of a side is odd, so that both stems have the same number of cells.
+    x = images(generator, 66)
+    check(assert_same, made.backbone(), x, net.forward(tensors, still(x), after))
+
+
+def test_authors_affine_after_a_block(convert, generator, assert_same, tmp_path):
+    net = caffe2(leaves=("s", "b"), pool_padding=0, time=(1, 1))
+    tensors = net.random(generator)
+    block = random_block(generator, 16 * WIDTH, AUTHORS, dims=3)
+    saved = tensors | {
+        authors_block_name(4, 5, part): value for part, value in block.items() if "running" not in part
+    }
+    (tmp_path / "net.pkl").write_bytes(python_2_pickle({"blobs": saved}))
+    made = convert(tmp_path / "net.pkl", config=R50, unpadded_pool=True)
+    assert made.cfg.MODEL.NONLOCAL.NORM == ""
+    block |= {"norm.running_mean": torch.zeros(16 * WIDTH), "norm.running_var": torch.ones(16 * WIDTH) - 1e-5}
+
+    def after(stage, i, x):
+        if (stage, i) != (4, 5):
+            return x
+        return apply_block(block, AUTHORS, x, form="embedded_gaussian", pool="input", scale=True)
+
+    x = images(generator, 66)
+    check(assert_same, made.backbone(), x, net.forward(tensors, still(x), after))
+
+
+def test_the_authors_pool_is_offered_and_only_said_unless_asked_for(convert, generator, tmp_path):
+    tensors = caffe2(leaves=("s", "b", "rm", "riv"), time=(1, 1)).random(generator)
+    (tmp_path / "net.pkl").write_bytes(python_2_pickle({"blobs": tensors}))
+    made = convert(tmp_path / "net.pkl", config=R50)
+    assert made.cfg.MODEL.BACKBONE.NAME == "build_resnet_fpn_backbone"
+    assert any("--unpadded-pool" in note for note in made.report.notes)
+    with_flag = convert(tmp_path / "net.pkl", config=R50, unpadded_pool=True)
+    assert not any("--unpadded-pool" in note for note in with_flag.report.notes)
+    x = random_tensor(generator, 1, 3, 64, 96)
+    padded, unpadded = outputs(made.model().backbone, x), outputs(with_flag.model().backbone, x)
+    assert padded["p2"].shape == unpadded["p2"].shape  # a pyramid works with both
+    assert not torch.allclose(padded["p2"], unpadded["p2"])
+
+
+def test_slowfast(convert, generator, assert_same):
+    modules = {"theta": "conv_theta", "phi": "conv_phi", "g": "conv_g", "out": "conv_out", "norm": "norm"}
+    tensors = SLOWFAST.random(generator)
+    blocks = {
+        (stage, i): random_block(generator, 4 * WIDTH * 2 ** (stage - 2), modules, dims=3)
+        for stage, i in ((3, 1), (3, 3), (4, 1), (4, 5))
+    }
+    saved = dict(tensors)
+    for (stage, i), block in blocks.items():
+        saved |= {f"s{stage}.pathway0_nonlocal{i}.{name}": value for name, value in block.items()}
+    saved |= {"head.projection.weight": torch.ones(3, 4), "head.projection.bias": torch.ones(3)}
+    made = convert({"epoch": 3, "model_state": saved, "cfg": "TRAIN: {}"}, config=R50)
+    node = made.cfg.MODEL.NONLOCAL
+    assert (list(node.RES3), list(node.RES4), node.NORM) == ([2, 4], [2, 6], "BN")
+
+    def after(stage, i, x):
+        block = blocks.get((stage, i))
+        options = {"form": "embedded_gaussian", "pool": "input", "scale": True}
+        return x if block is None else apply_block(block, modules, x, **options)
+
+    x = images(generator)
+    check(assert_same, made.backbone(), x, SLOWFAST.forward(tensors, still(x), after))
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_mmaction2(convert, generator, assert_same, pooled):
+    end = ".0.conv" if pooled else ".conv"
+    modules = {"theta": "theta.conv", "phi": f"phi{end}", "g": f"g{end}"}
+    modules |= {"out": "conv_out.conv", "norm": "conv_out.bn"}
+    tensors = MMACTION2.random(generator)
+    blocks = {
+        (stage, i): random_block(generator, 4 * WIDTH * 2 ** (stage - 2), modules, dims=3, out_bias=False)
+        for stage, i in ((3, 1), (4, 2))
+    }
+    saved = tensors | {"cls_head.fc_cls.weight": torch.ones(2, 2)}
+    for (stage, i), block in blocks.items():
+        saved |= {
+            f"backbone.layer{stage - 1}.{i}.non_local_block.{name}": value for name, value in block.items()
+        }
+    made = convert({"meta": {"epoch": 1}, "state_dict": saved}, "MODEL.NONLOCAL.SCALE", False, config=R50)
+    node = made.cfg.MODEL.NONLOCAL
+    pool = "embedding" if pooled else "none"
+    assert (list(node.RES3), list(node.RES4), node.POOL) == ([2], [3], pool)
+
+    def after(stage, i, x):
+        block = blocks.get((stage, i))
+        options = {"form": "embedded_gaussian", "pool": pool, "scale": False}
+        return x if block is None else apply_block(block, modules, x, **options)
+
+    x = images(generator)
+    check(assert_same, made.backbone(), x, MMACTION2.forward(tensors, still(x), after))
+
+
+MMCV = {
+    "theta": "theta.conv",
+    "phi": "phi.conv",
+    "g": "g.conv",
+    "out": "conv_out.conv",
+    "norm": "conv_out.bn",
+}
+
+
+def mmdetection(tensors, blocks=None, style="pytorch"):
+    saved = {f"backbone.{name}": value for name, value in tensors.items()}
+    for prefix, block in (blocks or {}).items():
+        saved |= {f"backbone.{prefix}.{name}": value for name, value in block.items()}
+    saved |= {"neck.fpn_convs.0.conv.weight": torch.ones(1), "rpn_head.rpn_conv.weight": torch.ones(1)}
+    return {"meta": {"config": f"model = dict(backbone=dict(style='{style}'))"}, "state_dict": saved}
+
+
+@pytest.mark.parametrize("style", ["pytorch", "caffe"])
+def test_mmdetections_resnet(convert, generator, assert_same, style):
+    net = ResNetNames(
+        stem=TORCHVISION.stem,
+        conv=TORCHVISION.conv,
+        shortcut=TORCHVISION.shortcut,
+        leaves=STATISTICS,
+        stride_in_1x1=style == "caffe",
+    )
+    tensors = net.random(generator)
+    made = convert(mmdetection(tensors, style=style), config=R50)
+    assert (made.cfg.INPUT.FORMAT, made.cfg.MODEL.PIXEL_STD[0]) == (
+        ("BGR", 1.0) if style == "caffe" else ("RGB", 58.395)
+    )
+    x = images(generator)
+    check(assert_same, made.backbone(), x, net.forward(tensors, x))
+
+
+def test_mmdetections_plugin_works_elsewhere_and_is_moved_only_if_asked(convert, generator, assert_same):
+    tensors = TORCHVISION.random(generator)
+    block = random_block(generator, 16 * WIDTH, MMCV, dims=2, out_bias=False)
+    content = mmdetection(tensors, {"layer3.2.nonlocal_block": block})
+    with pytest.raises(
+        CheckpointError, match=r"layer3\.2\.nonlocal_block works on the residual branch.*--allow-moved"
+    ):
+        convert(content, config=R50)
+    made = convert(content, config=R50, allow_moved=True)
+    assert list(made.cfg.MODEL.NONLOCAL.RES4) == [3]
+    assert any("does not compute the same" in note for note in made.report.notes)
+    options = {"form": "embedded_gaussian", "pool": "none", "scale": True}
+    x = random_tensor(generator, 1, 16 * WIDTH, 6, 6)
+    with torch.no_grad():  # the block itself is the same
+        assert_same(made.block("res4.non_local_3")(x), apply_block(block, MMCV, x, **options))
+    x = images(generator)
+
+    def moved(stage, i, y):
+        return apply_block(block, MMCV, y, **options) if (stage, i) == (4, 2) else y
+
+    check(assert_same, made.backbone(), x, TORCHVISION.forward(tensors, x, after=moved))
+    theirs = TORCHVISION.forward(tensors, x, in_branch=moved)
+    assert not torch.allclose(outputs(made.backbone(), x)["res4"], theirs["res4"], atol=1e-3)
+
+
+def test_a_plugin_after_conv2_is_refused(convert, generator):
+    block = random_block(generator, 4 * WIDTH, MMCV, dims=2, out_bias=False)
+    content = mmdetection(TORCHVISION.random(generator), {"layer3.2.nonlocal_block": block})
+    with pytest.raises(CheckpointError, match="after its conv1 or conv2"):
+        convert(content, config=R50, allow_moved=True)
+
+
+def test_non_local_pytorch_inside_a_resnet(convert, generator, assert_same):
+    modules = {"theta": "theta", "phi": "phi.0", "g": "g.0", "out": "W.0", "norm": "W.1"}
+    tensors = TORCHVISION.random(generator)
+    block = random_block(generator, 16 * WIDTH, modules, dims=2)
+    saved = tensors | {f"nl_block.{name}": value for name, value in block.items()}
+    saved |= {"fc.weight": torch.ones(1), "fc.bias": torch.ones(1)}
+    saved = {f"module.{name}": value for name, value in saved.items()}  # DataParallel
+    options = {"form": "embedded_gaussian", "pool": "embedding", "scale": False}
+    x = images(generator)
+
+    def after(stage, i, y):
+        return apply_block(block, modules, y, **options) if (stage, i) == (4, 4) else y
+
+    opts = ["MODEL.RESNETS.STRIDE_IN_1X1", False]
+    expected = TORCHVISION.forward(tensors, x, after)
+    # The config's only place, and one that is named.
+    check(assert_same, convert(saved, *opts).backbone(), x, expected)
+    made = convert(saved, *opts, config=R50, places={"nl_block": "res4.-1"})
+    check(assert_same, made.backbone(), x, expected)
+    assert list(made.cfg.MODEL.NONLOCAL.RES4) == [5]
+
+
+def test_blocks_with_the_backbone_of_another_file(convert, generator, assert_same, tmp_path):
+    block = random_block(generator, 16 * WIDTH, MMCV, dims=2, out_bias=False)
+    tensors = TORCHVISION.random(generator)
+    torch.save(tensors, tmp_path / "backbone.pth")
+    with pytest.raises(
+        CheckpointError, match=r"1 of their tensors have no place.*other\.weight.*--blocks-only"
+    ):
+        convert(block | {"other.weight": torch.ones(2)})
+    made = convert(block | {"other.weight": torch.ones(2)}, base=tmp_path / "backbone.pth", blocks_only=True)
+    assert made.cfg.INPUT.FORMAT == "RGB"
+    x = images(generator)
+
+    def after(stage, i, y):
+        options = {"form": "embedded_gaussian", "pool": "none", "scale": True}
+        return apply_block(block, MMCV, y, **options) if (stage, i) == (4, 4) else y
+
+    check(assert_same, made.backbone(), x, TORCHVISION.forward(tensors, x, after))
+
+
+def test_every_tensor_is_accounted_for(convert, generator):
+    tensors = TORCHVISION.random(generator) | {"fc.weight": torch.ones(1), "fc.bias": torch.ones(1)}
+    tensors |= {"bn1.num_batches_tracked": torch.tensor(3)}
+    report = convert(tensors, config=R50).report
+    moved = {move.origin for move in report.moves if move.origin}
+    assert moved | set(report.skipped) == set(tensors)
+    assert not moved & set(report.skipped)
+    text = str(report)
+    for name in tensors:
+        assert re.search(rf"^  {re.escape(name)}(:| ->)", text, re.MULTILINE)
