@@ -229,7 +229,7 @@ class AttentionRecorder:
         scale = torch.tensor(
             [picture_size[1] / network_size[1], picture_size[0] / network_size[0]], dtype=torch.float64
         ).repeat(2)
-        boxes = instances.pred_boxes.tensor.double().cpu() * scale
+        boxes = instances.pred_boxes.tensor.cpu().double() * scale
         order = instances.scores.argsort(descending=True, stable=True).tolist()
         answers, notes = [], []
         for point in points:
@@ -259,7 +259,7 @@ def row_difference(rows: Tensor) -> float:
     Returns:
         The mean; pairs of rows that are both zero count as 0.
     """
-    rows = rows.double()
+    rows = rows.cpu().double()
     norms = rows.abs().sum(dim=1)
     apart = torch.cdist(rows, rows, p=1) / (norms[:, None] + norms[None, :]).clamp_min(1e-300)
     first, second = torch.triu_indices(len(rows), len(rows), offset=1)
