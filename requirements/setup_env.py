@@ -62,7 +62,7 @@ print(json.dumps(facts))
 PARENT_PROBE = """
 import json, pathlib, sys
 from importlib.metadata import distributions
-import detectron2, numpy, torch, torchvision
+import detectron2.config, detectron2.modeling, torchvision
 versions = {}
 for found in distributions():
     name = found.metadata["Name"]
@@ -299,6 +299,8 @@ def install_on_top(venv: Path, python: "dict[str, Any]") -> "tuple[Path, list[Pa
             f"{executable} has Detectron2 but cannot import it ({error}): mend it, or {ANOTHER_DETECTRON2}"
         ) from error
     venv_python = make_venv(venv, python, "", system=parent["sees_base"])
+    if tuple(python["version"]) < (3, 12):  # venv puts an old setuptools there, which would hide the parent's
+        run_quietly([str(venv_python), "-m", "pip", "uninstall", "--yes", "setuptools"])
     added = show_packages(venv_python, parent["path"])
     if added:
         say(f"packages are also taken from {', '.join(added)}")

@@ -329,6 +329,8 @@ def test_environment_on_top_of_a_virtual_environment(setup_script, tmp_path):
         make_package(site, name, version)
     # Detectron2 built from source is an editable install: a .pth file that names its folder.
     make_package(tmp_path / "source", "detectron2", "0.6")
+    for module in ("config", "modeling"):
+        (tmp_path / "source" / "detectron2" / f"{module}.py").touch()
     (site / "editable.pth").write_text(f"{tmp_path / 'source'}\n")
 
     facts = setup_script.find_python(str(parent / "bin" / "python"))
