@@ -158,7 +158,7 @@ def _describe_polygons(polygons: list[Any]) -> Mask:
     for polygon in polygons:
         if not isinstance(polygon, list):
             return Mask("broken", why=f"a polygon is {_a(polygon)}, not a list x, y, x, y, ...")
-        if not _finite(polygon):
+        if not finite_numbers(polygon):
             return Mask("broken", why="a polygon holds something else than finite numbers")
         if len(polygon) < 6 or len(polygon) % 2:
             short += 1
@@ -190,7 +190,7 @@ def _describe_rle(rle: dict[str, Any]) -> Mask:
 def _describe_keypoints(values: Any) -> Keypoints | None:
     if values is None or values == []:
         return None
-    if not isinstance(values, list) or not _finite(values):
+    if not isinstance(values, list) or not finite_numbers(values):
         return Keypoints(-1)
     labelled = sum(v > 0 for v in values[2::3])
     low = min(values)
@@ -200,8 +200,12 @@ def _describe_keypoints(values: Any) -> Keypoints | None:
     return Keypoints(len(values), labelled, min(low, 0.0))
 
 
-def _finite(values: list[Any]) -> bool:
-    """Return whether a list holds finite numbers only."""
+def finite_numbers(values: list[Any]) -> bool:
+    """Return whether a list holds finite numbers only.
+
+    Args:
+        values: of any type.
+    """
     try:
         return math.isfinite(sum(array("d", values)))
     except (TypeError, OverflowError):
