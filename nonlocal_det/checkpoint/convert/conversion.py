@@ -86,10 +86,10 @@ def convert_checkpoint(
     _check_paths(path, out, overwrite, config=target != "mmcv")
     cfg = get_config(config_file, opts)
     found, draft = _read(path, source)
-    if base is not None:
-        draft = _over(draft, _read(Path(base), "auto")[1])
     if blocks_only:
         _drop_entries(draft)
+    if base is not None:
+        draft = _over(draft, _read(Path(base), "auto")[1])
     try:
         check_architecture(cfg, draft)
         _place_blocks(draft, cfg, places or {}, allow_moved)

@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 import torch
-from source_nets import convolve, non_local, normalise, random_norm, random_tensor
+from source_nets import STATISTICS, convolve, non_local, normalise, random_norm, random_tensor
 
 FORMS = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")
-STATISTICS = ("weight", "bias", "running_mean", "running_var")
 C, INNER = 64, 32  # res4 of the small net
 
 
@@ -79,7 +78,7 @@ def run(block, x):
 
 
 @pytest.mark.parametrize(
-    ("form", "pooled", "norm"), itertools.product(FORMS, (False, True), ("", "bn", "gn"))
+    ("form", "pooled", "norm"), [*itertools.product(FORMS, (False, True), ("", "bn", "gn"))]
 )
 def test_mmcv(convert, generator, assert_same, form, pooled, norm):
     # Its conv before a norm has no bias.
@@ -107,7 +106,7 @@ def test_mmcv_without_scale(convert, generator, assert_same):
     assert any("SCALE" in note for note in made.report.notes)  # the file cannot tell
 
 
-@pytest.mark.parametrize(("form", "pooled", "norm"), itertools.product(FORMS, (False, True), ("", "bn")))
+@pytest.mark.parametrize(("form", "pooled", "norm"), [*itertools.product(FORMS, (False, True), ("", "bn"))])
 def test_non_local_pytorch(convert, generator, assert_same, form, pooled, norm):
     end = ".0" if pooled else ""
     names = {
@@ -133,7 +132,7 @@ def test_non_local_pytorch(convert, generator, assert_same, form, pooled, norm):
 
 @pytest.mark.parametrize(
     ("form", "pool", "norm"),
-    itertools.product(("embedded_gaussian", "dot_product"), ("input", "none"), ("", "bn", "norm")),
+    [*itertools.product(("embedded_gaussian", "dot_product"), ("input", "none"), ("", "bn", "norm"))],
 )
 def test_slowfast(convert, generator, assert_same, form, pool, norm):
     # "bn" and "norm" are the older and the newer name of its batch norm.

@@ -5,15 +5,20 @@ import re
 
 import pytest
 import torch
-from conftest import R50, R50_NL
+from small_model import R50, R50_NL
 from source_nets import (
     BLOCKS,
+    STATISTICS,
     STEM,
+    TORCHVISION,
     WIDTH,
     ResNetNames,
+    check,
     convolve,
+    images,
     non_local,
     normalise,
+    outputs,
     python_2_pickle,
     random_norm,
     random_tensor,
@@ -21,14 +26,6 @@ from source_nets import (
 
 from nonlocal_det.checkpoint import CheckpointError
 
-STATISTICS = ("weight", "bias", "running_mean", "running_var")
-
-TORCHVISION = ResNetNames(
-    stem=("conv1.weight", "bn1.{leaf}"),
-    conv=("layer{layer}.{i}.conv{n}.weight", "layer{layer}.{i}.bn{n}.{{leaf}}"),
-    shortcut=("layer{layer}.{i}.downsample.0.weight", "layer{layer}.{i}.downsample.1.{{leaf}}"),
-    leaves=STATISTICS,
-)
 MMACTION2 = ResNetNames(
     stem=("backbone.conv1.conv.weight", "backbone.conv1.bn.{leaf}"),
     conv=("backbone.layer{layer}.{i}.conv{n}.conv.weight", "backbone.layer{layer}.{i}.conv{n}.bn.{{leaf}}"),
@@ -59,23 +56,8 @@ def caffe2(**options):
     )
 
 
-def images(generator, size=64):
-    return random_tensor(generator, 2, 3, size, size + 4)
-
-
-@torch.no_grad()
-def outputs(backbone, x):
-    return backbone(x)
-
-
 def still(x, frames=3):
     return x[:, :, None].expand(-1, -1, frames, -1, -1)
-
-
-def check(assert_same, backbone, x, theirs):
-    ours = outputs(backbone, x)
-    for stage, expected in theirs.items():
-        assert_same(ours[stage], expected[:, :, 1] if expected.dim() == 5 else expected)
 
 
 def random_block(generator, channels, modules, *, dims, norm=True, out_bias=True):
@@ -122,6 +104,7 @@ def test_torchvision(convert, generator, assert_same):
     assert made.cfg.INPUT.FORMAT == "RGB"
     assert pytest.approx([0.485 * 255, 0.456 * 255, 0.406 * 255]) == made.cfg.MODEL.PIXEL_MEAN
     assert pytest.approx([0.229 * 255, 0.224 * 255, 0.225 * 255]) == made.cfg.MODEL.PIXEL_STD
+    assert made.report.source == "torchvision's ResNet"
     assert "INPUT.FORMAT" in made.report.settings  # the COCO configs are BGR, and it is said
     x = images(generator)
     y = net.maxpool(net.relu(net.bn1(net.conv1(x))))
@@ -142,6 +125,7 @@ def test_msra(convert, generator, assert_same, tmp_path, config):
     saved |= {"fc1000_b": torch.ones(10).numpy(), "conv1_w_momentum": torch.ones(1).numpy()}
     (tmp_path / "R-50.pkl").write_bytes(pickle.dumps(saved))
     made = convert(tmp_path / "R-50.pkl", config=config)
+    assert made.report.source.startswith("Caffe2")
     assert made.report.settings == {}  # Detectron2's configs are for these weights
     assert any("BGR" in note and "as the config says" in note for note in made.report.notes)
     assert made.report.skipped["conv1_b"] == "a bias of zero"
@@ -220,6 +204,8 @@ def test_authors(convert, generator, assert_same, tmp_path, kind, form, scale):
     assert (made.cfg.INPUT.FORMAT, made.cfg.MODEL.PIXEL_STD[0]) == ("RGB", 57.375)
     summed = [move for move in made.report.moves if "summed over its" in move.how]
     assert len(summed) == (1 + sum(BLOCKS) if kind == "I3D" else 0)
+    assert any("17 convs over time were summed" in note for note in made.report.notes) == bool(summed)
+    assert made.report.source == "the authors' Caffe2 nets"
 
     def after(stage, i, x):
         block = blocks.get((stage, i))
@@ -277,6 +263,7 @@ def test_slowfast(convert, generator, assert_same):
         saved |= {f"s{stage}.pathway0_nonlocal{i}.{name}": value for name, value in block.items()}
     saved |= {"head.projection.weight": torch.ones(3, 4), "head.projection.bias": torch.ones(3)}
     made = convert({"epoch": 3, "model_state": saved, "cfg": "TRAIN: {}"}, config=R50)
+    assert made.report.source == "SlowFast"
     node = made.cfg.MODEL.NONLOCAL
     assert (list(node.RES3), list(node.RES4), node.NORM) == ([2, 4], [2, 6], "BN")
 
@@ -305,6 +292,7 @@ def test_mmaction2(convert, generator, assert_same, pooled):
             f"backbone.layer{stage - 1}.{i}.non_local_block.{name}": value for name, value in block.items()
         }
     made = convert({"meta": {"epoch": 1}, "state_dict": saved}, "MODEL.NONLOCAL.SCALE", False, config=R50)
+    assert made.report.source == "mmaction2's ResNet3d"
     node = made.cfg.MODEL.NONLOCAL
     pool = "embedding" if pooled else "none"
     assert (list(node.RES3), list(node.RES4), node.POOL) == ([2], [3], pool)
@@ -405,6 +393,48 @@ def test_non_local_pytorch_inside_a_resnet(convert, generator, assert_same):
     made = convert(saved, *opts, config=R50, places={"nl_block": "res4.-1"})
     check(assert_same, made.backbone(), x, expected)
     assert list(made.cfg.MODEL.NONLOCAL.RES4) == [5]
+
+
+def test_non_local_pytorch_between_residual_blocks(convert, generator, assert_same):
+    """A block in a stage's Sequential takes a number, and the residual blocks after it have one more."""
+    modules = {"theta": "theta", "phi": "phi", "g": "g", "out": "W", "norm": "none"}
+    tensors = TORCHVISION.random(generator)
+    blocks = {i: random_block(generator, 16 * WIDTH, modules, dims=2, norm=False) for i in (2, 4, 5)}
+    saved = {}
+    for name, value in tensors.items():
+        parts = name.split(".")
+        if parts[0] == "layer3":
+            parts[1] = str(int(parts[1]) + sum(i < int(parts[1]) for i in blocks))
+        saved[".".join(parts)] = value
+    for before, (i, block) in enumerate(blocks.items()):
+        saved |= {f"layer3.{i + 1 + before}.{name}": value for name, value in block.items()}
+    made = convert(saved, "MODEL.RESNETS.STRIDE_IN_1X1", False, config=R50)
+    assert list(made.cfg.MODEL.NONLOCAL.RES4) == [3, 5, 6]
+
+    def after(stage, i, y):
+        options = {"form": "embedded_gaussian", "pool": "none", "scale": False}
+        return apply_block(blocks[i], modules, y, **options) if stage == 4 and i in blocks else y
+
+    x = images(generator)
+    check(assert_same, made.backbone(), x, TORCHVISION.forward(tensors, x, after))
+
+
+def test_resnext_and_group_norm_of_the_zoo():
+    """X-101-32x8d divides its pixels; ResNeXt and group-norm nets have their strides in the 3x3 conv."""
+    from nonlocal_det.checkpoint.convert.draft import read_draft
+    from nonlocal_det.checkpoint.convert.sources.caffe2 import CAFFE2
+
+    def settings(blocks, groups, norm):
+        names = {"conv1_w": torch.ones(1), f"res2_0_branch2a_{norm}_s": torch.ones(1)}
+        names["res2_0_branch2b_w"] = torch.ones(8, 8 // groups, 3, 3)
+        names |= {f"res4_{i}_branch2a_w": torch.ones(1) for i in range(blocks)}
+        draft = read_draft(CAFFE2, names, {})
+        return draft.stride_in_1x1, draft.pixels.std
+
+    assert settings(23, 1, "bn") == (True, (1, 1, 1))
+    assert settings(23, 4, "bn") == (False, (57.375, 57.12, 58.395))
+    assert settings(36, 4, "bn") == (False, (1, 1, 1))
+    assert settings(6, 1, "gn") == (False, (1, 1, 1))
 
 
 def test_blocks_with_the_backbone_of_another_file(convert, generator, assert_same, tmp_path):
