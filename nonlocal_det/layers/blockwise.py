@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from .precision import full_precision
 
-_MIN_ROWS = 128  # with fewer rows a matrix product is slow, whatever the byte limit
+_MIN_ROWS = 256  # with fewer rows the matrix products are slower, whatever the byte limit
 
 
 class ChunkedGaussian(Function):

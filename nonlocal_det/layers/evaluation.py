@@ -44,7 +44,7 @@ class Limits:
 
 # CPU: a chunk should stay in the last-level cache; keeping weights saves one of seven matrix products.
 # CUDA: larger chunks keep the device busy.
-_LIMITS = {"cpu": Limits(4 * MIB, 8 * MIB, 128 * MIB), "cuda": Limits(64 * MIB, 128 * MIB, 0)}
+_LIMITS = {"cpu": Limits(4 * MIB, 4 * MIB, 128 * MIB), "cuda": Limits(64 * MIB, 128 * MIB, 0)}
 
 _forced: list[str] = []
 _limits: list[Limits] = []

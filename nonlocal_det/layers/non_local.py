@@ -18,6 +18,7 @@ from .pairwise import (
     gaussian,
     gaussian_weights,
 )
+from .precision import at_least_float, full_precision
 
 POOLS = ("input", "embedding", "none")
 INITS = ("msra", "normal")
@@ -207,12 +208,14 @@ class NonLocalBlock(nn.Module):
         keys = self._keys(x)
         grid = keys.shape[2:]
         phi = keys.flatten(2)
-        if self.w_f is not None:
-            weights = concatenation_weights(theta, phi, self.w_f.weight)
-        elif self.pairwise == "dot_product":
-            weights = dot_product_weights(theta, phi)
-        else:
-            weights = gaussian_weights(theta, phi, self.logit_scale)
+        with full_precision(x.device):
+            theta, phi = at_least_float(theta), at_least_float(phi)
+            if self.w_f is not None:
+                weights = concatenation_weights(theta, phi, at_least_float(self.w_f.weight))
+            elif self.pairwise == "dot_product":
+                weights = dot_product_weights(theta, phi)
+            else:
+                weights = gaussian_weights(theta, phi, self.logit_scale)
         return weights.unflatten(2, grid)
 
     def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -165,7 +165,7 @@ def test_same_bits_every_time(name, form):
 
 
 def errors(function, name, inputs, direction, exact):
-    """Largest error of y and of each gradient, relative to the largest exact value (absolute where all are 0)."""
+    """Largest error of y and of each gradient, relative to the largest exact value if that is not 0."""
     values = value_and_gradients(function, name, inputs, direction)
     return [
         ((value.double() - true).abs().max() / (true.abs().max() if true.any() else 1)).item()
