@@ -20,6 +20,7 @@ from nonlocal_det.checkpoint.convert.settings import (
     check_architecture,
     config_places,
     decide_settings,
+    get_value,
     place_named,
 )
 from nonlocal_det.checkpoint.convert.sources import SOURCES
@@ -108,7 +109,7 @@ def convert_checkpoint(
     author = f"nonlocal_det, from {found.title}"
     text = None
     if target != "mmcv":
-        given = {key: _get(cfg, key) for key in opts[0::2]}
+        given = {key: get_value(cfg, key) for key in opts[0::2]}
         values = given | config_values | {"MODEL.WEIGHTS": str(out.resolve())}
         text = config_text(
             _config_path(config_file), values, f"What the weights {out.name} assume ({author})."
@@ -123,7 +124,7 @@ def _check_paths(path: Path, out: Path, overwrite: bool, *, config: bool) -> Non
     for target in (out, out.with_suffix(".yaml")) if config else (out,):
         if not target.exists():
             continue
-        if target.samefile(path) if path.exists() else False:
+        if path.exists() and target.samefile(path):
             raise CheckpointError(f"{target}: is the file to convert; write to another")
         if target.is_dir() or not overwrite:
             raise CheckpointError(f"{target}: exists; write to another, or add --overwrite")
@@ -369,21 +370,12 @@ def _to_target(
     report.moves = [move for move in report.moves if move.target in written]
     report.skipped.update({origins[name]: "in a non-local block" for name in tensors if name not in written})
     report.expected.pop("in non-local blocks, which start as an identity", None)
-    report.settings |= {
-        key: Setting(setting.before, setting.value, setting.why)
-        for key, setting in baseline_settings(cfg).items()
-    }
+    report.settings |= baseline_settings(cfg)
     return written, {key: setting.value for key, setting in report.settings.items()}
 
 
 def _flat(settings: Mapping[str, Setting]) -> list[Any]:
     return [item for key, setting in settings.items() for item in (key, setting.value)]
-
-
-def _get(cfg: CfgNode, key: str) -> Any:
-    for part in key.split("."):
-        cfg = cfg[part]
-    return cfg
 
 
 def _config_path(config_file: str | os.PathLike[str]) -> Path:
