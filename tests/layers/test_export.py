@@ -86,7 +86,7 @@ def test_torch_export(pairwise, pool):
     assert_parity(program.module(), block)
 
 
-@pytest.mark.parametrize(("pairwise", "pool"), CASES)
+@pytest.mark.parametrize(("pairwise", "pool"), CASES[:5])
 def test_onnx(pairwise, pool, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
