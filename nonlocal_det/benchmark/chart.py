@@ -34,7 +34,7 @@ def draw_chart(
     panels = [
         panel for panel, wanted in (("time", blocks), ("memory", blocks), ("detector", detector)) if wanted
     ]
-    figure = Figure(figsize=(1 + 3.6 * len(panels), 3.8), dpi=110, layout="constrained")
+    figure = Figure(figsize=(1 + 4 * len(panels), 3.8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, panel in zip(axes, panels, strict=True):
@@ -67,7 +67,7 @@ def _draw_blocks(axis: Any, blocks: list[BlockCost], panel: str) -> None:
                     continue
                 left = position - 0.4 + (number + 0.5) * width
                 axis.bar(left, value, width * 0.92, color=_COLORS[PAIRWISE_FUNCTIONS.index(name)])
-                axis.text(left, value, f"{value:.2f}", ha="center", va="bottom", fontsize=7)
+                axis.text(left, value, f"{value:.2f}", ha="center", va="bottom", fontsize=6.5)
         axis.bar(0, 0, color=_COLORS[PAIRWISE_FUNCTIONS.index(name)], label=name.replace("_", " "))
     axis.axhline(1, color="0.3", linewidth=1, linestyle="--")
     axis.set_xticks(

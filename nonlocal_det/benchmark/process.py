@@ -150,6 +150,8 @@ def _serve(connection: Connection, threads: int, make: Callable[..., Step], args
     torch.set_num_threads(threads)
     try:
         step = make(*args)
+        if step.device.type == "cuda":
+            torch.cuda.set_device(step.device)  # that of the events
         step.warm_up()
         memory, seconds = _measure_first(step)
         calls = min(_MOST_CALLS, math.ceil(_SHORTEST_S / max(seconds, 1e-6)))

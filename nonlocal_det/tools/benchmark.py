@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from nonlocal_det.benchmark import MeasurementError, draw_chart
 
     environment = _environment(device)
-    print(f"{environment['device']}, PyTorch {environment['torch']}, {environment['threads']} threads\n")
+    title = "{device}, PyTorch {torch}, {threads} CPU threads".format(**environment)
+    print(f"{title}\n")
     try:
         blocks, growth = _measure_blocks(args, device) if args.only != "detector" else ([], [])
         detector = _measure_detector(args, configs) if configs else None
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         Path(args.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if args.chart:
-        caption = f"{environment['device']}, PyTorch {environment['torch']}, batch 1, float32"
+        caption = f"{title}, batch 1, float32"
         draw_chart(args.chart, blocks, detector, caption)
     if outputs:
         print(f"Written: {', '.join(map(str, outputs))}")
@@ -157,8 +158,8 @@ def _measure_detector(args: argparse.Namespace, configs: tuple[Any, Any]) -> Det
         )
     _print_table("|baseline|with blocks|ratio|95 % interval", rows)
     print(
-        f"FLOPs are multiply-adds for {PROPOSALS:,} proposals and {DETECTIONS} detections; times are medians of "
-        f"{args.pairs} pairs with {cost.detections} detections.\n"
+        f"FLOPs are multiply-adds, counted for {PROPOSALS:,} proposals and {DETECTIONS} detections. Times "
+        f"are medians of {args.pairs} pairs; inference had {cost.detections} detections.\n"
     )
     if cost.flops.uncounted:
         print(f"warning: these operators are not counted: {', '.join(sorted(cost.flops.uncounted))}")
