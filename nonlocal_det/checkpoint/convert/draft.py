@@ -98,8 +98,9 @@ class Source:
     """A program whose weights can be read, as tables of its names.
 
     Patterns are matched against whole names, without the prefix of data-parallel wrappers. Named groups fill
-    the fields of the target, and besides: ``layer`` counts stages from 1 where ours are res2 and on, ``abc``
-    names convs by letters, and ``after`` is the residual block that a non-local block follows.
+    the fields of the target, and besides: ``layer`` and ``level`` count stages from 1 and 0 where ours are
+    res2 and on, {next} is ``i`` and one, ``abc`` names convs by letters, and ``after`` is the residual block
+    that a non-local block follows.
 
     Attributes:
         name: the value of ``--from``.
@@ -241,6 +242,10 @@ def _translate(rules: Mapping[str, str], name: str) -> str | None:
             fields = match.groupdict()
             if "layer" in fields:
                 fields["stage"] = int(fields["layer"]) + 1
+            if "level" in fields:
+                fields["stage"] = int(fields["level"]) + 2
+            if fields.get("i") is not None:
+                fields["next"] = int(fields["i"]) + 1
             if "abc" in fields:
                 fields["n"] = "abc".index(fields["abc"]) + 1
             if "after" in fields:

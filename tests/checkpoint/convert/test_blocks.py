@@ -92,7 +92,7 @@ def test_mmcv(convert, generator, assert_same, form, pooled, norm):
     )
     node = made.cfg.MODEL.NONLOCAL
     assert (form, "embedding" if pooled else "none", norm.upper()) == (node.PAIRWISE, node.POOL, node.NORM)
-    assert made.report.source == "mmdetection's ResNet and mmcv's NonLocal2d"
+    assert made.report.source == "mmdetection and mmcv's NonLocal2d"
     x = random_tensor(generator, 2, C, 7, 6)
     pool = "embedding" if pooled else "none"
     assert_same(run(made.block("res4.non_local_5"), x), source(x, pool=pool, scale=scale))

@@ -1,10 +1,12 @@
 """Whole ResNets, with and without blocks inside: every source's net against ours with its weights."""
 
+import math
 import pickle
 import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from small_model import R50, R50_NL
 from source_nets import (
     BLOCKS,
@@ -315,11 +317,11 @@ MMCV = {
 }
 
 
-def mmdetection(tensors, blocks=None, style="pytorch"):
+def mmdetection(tensors, blocks=None, style="pytorch", heads=None):
     saved = {f"backbone.{name}": value for name, value in tensors.items()}
     for prefix, block in (blocks or {}).items():
         saved |= {f"backbone.{prefix}.{name}": value for name, value in block.items()}
-    saved |= {"neck.fpn_convs.0.conv.weight": torch.ones(1), "rpn_head.rpn_conv.weight": torch.ones(1)}
+    saved |= heads or {"bbox_head.fc_cls.weight": torch.ones(1)}
     return {"meta": {"config": f"model = dict(backbone=dict(style='{style}'))"}, "state_dict": saved}
 
 
@@ -339,6 +341,95 @@ def test_mmdetections_resnet(convert, generator, assert_same, style):
     )
     x = images(generator)
     check(assert_same, made.backbone(), x, net.forward(tensors, x))
+
+
+def mmdetection_heads(generator, classes=80):
+    """The neck and heads of mmdetection's Mask R-CNN: names, and shapes of the small detector's."""
+    shapes = {
+        "rpn_head.rpn_conv": (8, 8, 3, 3),
+        "rpn_head.rpn_cls": (3, 8, 1, 1),
+        "rpn_head.rpn_reg": (12, 8, 1, 1),
+    }
+    for level, channels in enumerate((4 * WIDTH, 8 * WIDTH, 16 * WIDTH, 32 * WIDTH)):
+        shapes[f"neck.lateral_convs.{level}.conv"] = (8, channels, 1, 1)
+        shapes[f"neck.fpn_convs.{level}.conv"] = (8, 8, 3, 3)
+    box, mask = "roi_head.bbox_head.", "roi_head.mask_head."
+    shapes |= {f"{box}shared_fcs.0": (8, 8 * 49), f"{box}shared_fcs.1": (8, 8)}
+    shapes |= {f"{box}fc_cls": (classes + 1, 8), f"{box}fc_reg": (4 * classes, 8)}
+    shapes |= {f"{mask}convs.{i}.conv": (8, 8, 3, 3) for i in range(4)}
+    shapes |= {f"{mask}upsample": (8, 8, 2, 2), f"{mask}conv_logits": (classes, 8, 1, 1)}
+    tensors = {}
+    for name, shape in shapes.items():
+        tensors[f"{name}.weight"] = random_tensor(generator, *shape) * math.prod(shape[1:]) ** -0.5
+        tensors[f"{name}.bias"] = 0.1 * random_tensor(generator, 8 if name.endswith("upsample") else shape[0])
+    return tensors
+
+
+@torch.no_grad()
+def test_mmdetections_mask_rcnn(convert, generator, assert_same):
+    resnet, heads = TORCHVISION.random(generator), mmdetection_heads(generator)
+    made = convert(mmdetection(resnet, heads=heads), config=R50)
+    model = made.model()
+    assert model.missing == []
+
+    def conv(name, x):
+        return convolve(x, heads[f"{name}.weight"], bias=heads[f"{name}.bias"])
+
+    def linear(name, x):
+        return F.linear(x, heads[f"{name}.weight"], heads[f"{name}.bias"])
+
+    # A feature pyramid: the coarser map twice as large, added to the finer; p6 is every second cell of p5.
+    x = random_tensor(generator, 1, 3, 64, 96)
+    levels = list(TORCHVISION.forward(resnet, x).values())
+    merged, pyramid = None, {}
+    for i in (3, 2, 1, 0):
+        lateral = conv(f"neck.lateral_convs.{i}.conv", levels[i])
+        merged = (
+            lateral if merged is None else lateral + merged.repeat_interleave(2, 2).repeat_interleave(2, 3)
+        )
+        pyramid[f"p{i + 2}"] = conv(f"neck.fpn_convs.{i}.conv", merged)
+    pyramid["p6"] = pyramid["p5"][:, :, ::2, ::2]
+    found = model.backbone(x)
+    for name, expected in pyramid.items():
+        assert_same(found[name], expected)
+    # Proposals: one conv, then a score and four deltas of each of three anchors.
+    hidden = conv("rpn_head.rpn_conv", pyramid["p3"]).relu()
+    scores, deltas = model.proposal_generator.rpn_head([pyramid["p3"]])
+    assert_same(scores[0], conv("rpn_head.rpn_cls", hidden))
+    assert_same(deltas[0], conv("rpn_head.rpn_reg", hidden))
+    # Boxes: two layers, then classes with the background last, and four deltas a class.
+    regions = random_tensor(generator, 5, 8, 7, 7)
+    hidden = regions.flatten(1)
+    for i in range(2):
+        hidden = linear(f"roi_head.bbox_head.shared_fcs.{i}", hidden).relu()
+    classes, deltas = model.roi_heads.box_predictor(model.roi_heads.box_head(regions))
+    assert_same(classes, linear("roi_head.bbox_head.fc_cls", hidden))
+    assert_same(deltas, linear("roi_head.bbox_head.fc_reg", hidden))
+    # Masks: four convs, a transposed conv, a conv.
+    y = regions
+    for i in range(4):
+        y = conv(f"roi_head.mask_head.convs.{i}.conv", y).relu()
+    upsample = "roi_head.mask_head.upsample"
+    y = F.conv_transpose2d(y, heads[f"{upsample}.weight"], heads[f"{upsample}.bias"], stride=2).relu()
+    assert_same(model.roi_heads.mask_head.layers(regions), conv("roi_head.mask_head.conv_logits", y))
+
+
+def test_what_does_not_fit_is_left_out_or_missing_only_if_asked(convert, generator):
+    heads = mmdetection_heads(generator)
+    heads |= {"roi_head.bbox_head.extra.weight": torch.ones(1)}
+    del heads["rpn_head.rpn_cls.weight"]
+    content = mmdetection(TORCHVISION.random(generator), heads=heads)
+    with pytest.raises(CheckpointError, match=r"1 of their tensors.*bbox_head\.extra\.weight.*--skip"):
+        convert(content, config=R50)
+    with pytest.raises(CheckpointError, match=r"objectness_logits\.weight: not in the file.*--allow-missing"):
+        convert(content, config=R50, skip=r"\.extra\.")
+    made = convert(content, config=R50, skip=r"\.extra\.", allow_missing="objectness")
+    assert made.report.skipped["roi_head.bbox_head.extra.weight"] == "asked for by --skip"
+    assert [name for names in made.report.expected.values() for name in names] == [
+        "proposal_generator.rpn_head.objectness_logits.weight"
+    ]
+    with pytest.raises(CheckpointError, match="not a regular expression"):
+        convert(content, config=R50, skip="(")
 
 
 def test_mmdetections_plugin_works_elsewhere_and_is_moved_only_if_asked(convert, generator, assert_same):
@@ -441,9 +532,7 @@ def test_blocks_with_the_backbone_of_another_file(convert, generator, assert_sam
     block = random_block(generator, 16 * WIDTH, MMCV, dims=2, out_bias=False)
     tensors = TORCHVISION.random(generator)
     torch.save(tensors, tmp_path / "backbone.pth")
-    with pytest.raises(
-        CheckpointError, match=r"1 of their tensors have no place.*other\.weight.*--blocks-only"
-    ):
+    with pytest.raises(CheckpointError, match=r"1 of their tensors have no place.*other\.weight.*--skip"):
         convert(block | {"other.weight": torch.ones(2)})
     made = convert(block | {"other.weight": torch.ones(2)}, base=tmp_path / "backbone.pth", blocks_only=True)
     assert made.cfg.INPUT.FORMAT == "RGB"
