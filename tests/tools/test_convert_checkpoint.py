@@ -10,7 +10,9 @@ import torch
 import yaml
 
 from nonlocal_det import get_config
+from nonlocal_det.checkpoint.convert import SOURCES
 from nonlocal_det.checkpoint.safe import read_checkpoint
+from nonlocal_det.config import CONFIG_ROOT
 from nonlocal_det.tools.convert_checkpoint import main
 
 CONFIG = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
@@ -81,6 +83,12 @@ def test_it_runs_as_a_module(saved, tmp_path, monkeypatch, capsys):
     assert "8 tensors converted" in capsys.readouterr().out
 
 
+def test_the_help_names_every_source(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("auto", *SOURCES))
+
+
 def test_a_hostile_file_is_refused_by_name(run, tmp_path):
     class Hostile:
         def __reduce__(self):
@@ -125,10 +133,13 @@ def test_wrong_settings(run, saved, tmp_path):
 
 def test_wrong_outputs(run, saved, tmp_path):
     before = saved.read_bytes()
-    assert refused(run(saved, out="in.pth"), "is the file to convert")
-    assert refused(run(saved, "--overwrite", out="in.pth"), "is the file to convert")
+    assert refused(run(saved, out="in.pth"), "is read for the conversion")
+    assert refused(run(saved, "--overwrite", out="in.pth"), "is read for the conversion")
     os.symlink(saved, tmp_path / "link.pth")
-    assert refused(run(saved, "--overwrite", out="link.pth"), "is the file to convert")
+    assert refused(run(saved, "--overwrite", out="link.pth"), "is read for the conversion")
+    (tmp_path / "mine.yaml").write_text(f"_BASE_: {CONFIG_ROOT / CONFIG}\n")
+    result = run(saved, "--overwrite", out="mine.pth", config=tmp_path / "mine.yaml")
+    assert refused(result, "mine.yaml: is read for the conversion")
     assert refused(run(saved, out="out.pkl"), "give .pth or .safetensors")
     (tmp_path / "out.yaml").write_text("mine")
     assert refused(run(saved), "out.yaml: exists", "--overwrite")

@@ -90,7 +90,9 @@ def convert_checkpoint(
         OSError: a file cannot be read or written.
     """
     path, out = Path(path), Path(out)
-    _check_paths(path, out, overwrite, config=target != "mmcv")
+    _check_paths(
+        [path, _config_path(config_file), *map(Path, [base] if base else [])], out, overwrite, target
+    )
     allowed = compile_allow_missing(allow_missing)
     cfg = get_config(config_file, opts)
     found, draft = _read(path, source, skip)
@@ -125,16 +127,16 @@ def convert_checkpoint(
     return report
 
 
-def _check_paths(path: Path, out: Path, overwrite: bool, *, config: bool) -> None:
+def _check_paths(inputs: list[Path], out: Path, overwrite: bool, target: str) -> None:
     if out.suffix not in SUFFIXES:
         raise CheckpointError(f"{out}: the suffix says what is written; give {' or '.join(SUFFIXES)}")
-    for target in (out, out.with_suffix(".yaml")) if config else (out,):
-        if not target.exists():
+    for file in (out, out.with_suffix(".yaml")) if target != "mmcv" else (out,):
+        if not file.exists():
             continue
-        if path.exists() and target.samefile(path):
-            raise CheckpointError(f"{target}: is the file to convert; write to another")
-        if target.is_dir() or not overwrite:
-            raise CheckpointError(f"{target}: exists; write to another, or add --overwrite")
+        if any(path.exists() and file.samefile(path) for path in inputs):
+            raise CheckpointError(f"{file}: is read for the conversion; write to another")
+        if file.is_dir() or not overwrite:
+            raise CheckpointError(f"{file}: exists; write to another, or add --overwrite")
 
 
 def _read(path: Path, name: str, skip: str) -> tuple[Source, Draft]:
@@ -197,11 +199,14 @@ def _recognise(path: Path, names: list[str], name: str) -> Source:
 
 
 def _over(draft: Draft, base: Draft) -> Draft:
-    """Return a draft with what it lacks taken from another."""
+    """Return a draft with what it lacks outside of blocks taken from another."""
+    unused = [entry.origin for name, entry in base.entries.items() if name in draft.entries]
+    unused += [entry.origin for parts in base.blocks.values() for entry in parts.values()]
+    why = "in the file of --base alone, which gives what the other lacks outside of blocks"
     return replace(
         draft,
         entries={**base.entries, **draft.entries},
-        skipped={**base.skipped, **draft.skipped},
+        skipped={**dict.fromkeys(unused, why), **base.skipped, **draft.skipped},
         leftovers=[*draft.leftovers, *base.leftovers],
         notes=[*draft.notes, *base.notes],
         pixels=draft.pixels or base.pixels,

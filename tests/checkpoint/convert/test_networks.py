@@ -536,6 +536,7 @@ def test_blocks_with_the_backbone_of_another_file(convert, generator, assert_sam
         convert(block | {"other.weight": torch.ones(2)})
     made = convert(block | {"other.weight": torch.ones(2)}, base=tmp_path / "backbone.pth", blocks_only=True)
     assert made.cfg.INPUT.FORMAT == "RGB"
+    assert made.report.skipped["other.weight"] == "not in a block (--blocks-only)"
     x = images(generator)
 
     def after(stage, i, y):
