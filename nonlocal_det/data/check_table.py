@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from detectron2.data.datasets.builtin_meta import COCO_CATEGORIES
 
-from nonlocal_det.data.coco_file import Annotation, CocoFile
+from nonlocal_det.data.coco_file import Annotation, CocoFile, has_size, is_box, is_id, is_number
 from nonlocal_det.data.mending import BOX_TOLERANCE
 from nonlocal_det.data.pictures import Picture, missing_pictures
-from nonlocal_det.data.subject import Subject, has_size, is_box, is_id, is_number
+from nonlocal_det.data.subject import Subject
 
 ERROR, WARNING = "error", "warning"
 
@@ -148,7 +148,7 @@ def _id_type(subject: Subject) -> Found:
 
 
 def _lost_by_type(subject: Subject) -> int:
-    """Count the annotations that would have an image if text and numbers were the same."""
+    """Count the annotations that would have an image if text and its number were the same."""
     exact = {_typed(image.get("id")) for image in subject.images}
     loose = {str(image.get("id")) for image in subject.images}
     return sum(_typed(a.image_id) not in exact and str(a.image_id) in loose for a in subject.annotations)
@@ -382,16 +382,8 @@ def _category_name_twice(subject: Subject) -> list[str]:
     fix="add the image, or take the annotation out",
 )
 def _unknown_image(subject: Subject) -> list[str]:
-    known = {str(image.get("id")) for image in subject.images}  # text for a number is another finding
-    known |= {str(int(image["id"])) for image in subject.images if is_id(image.get("id"))}
-    numbers = subject.sizes
-
-    def unknown(image_id: Any) -> bool:
-        if is_id(image_id):
-            return image_id not in numbers and str(int(image_id)) not in known
-        return image_id is not None and str(image_id) not in known
-
-    return _annotations(subject, lambda a: unknown(a.image_id))
+    known = _known(subject.images)
+    return _annotations(subject, lambda a: a.image_id is not None and not known(a.image_id))
 
 
 @_check(
@@ -402,8 +394,15 @@ def _unknown_image(subject: Subject) -> list[str]:
     fix="add the category, or correct category_id",
 )
 def _unknown_category(subject: Subject) -> list[str]:
-    known = {category["id"] for category in subject.categories if is_id(category.get("id"))}
-    return _annotations(subject, lambda a: is_id(a.category_id) and a.category_id not in known)
+    known = _known(subject.categories)
+    return _annotations(subject, lambda a: a.category_id is not None and not known(a.category_id))
+
+
+def _known(entries: Sequence[dict[str, Any]]) -> Callable[[Any], bool]:
+    """Return a test for ids; text and its number are the same here, as their types are another finding."""
+    numbers = {entry["id"] for entry in entries if is_id(entry.get("id"))}
+    texts = {str(number) for number in numbers} | {str(entry.get("id")) for entry in entries}
+    return lambda number: (is_id(number) and number in numbers) or str(number) in texts
 
 
 @_check(
@@ -458,7 +457,7 @@ def _unused_category(subject: Subject) -> Found:
     if not subject.annotations:
         return Found([])
     used = {a.category_id for a in subject.annotations if is_id(a.category_id)}
-    parents = {category.get("supercategory") for category in subject.categories}
+    parents = [category.get("supercategory") for category in subject.categories]
     unused = [c for c in subject.categories if is_id(c.get("id")) and c["id"] not in used]
     parent = any(category.get("name") in parents for category in unused)
     what = "category without any annotation (a super-category of others)" if parent else None

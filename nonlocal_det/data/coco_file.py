@@ -200,6 +200,26 @@ def _describe_keypoints(values: Any) -> Keypoints | None:
     return Keypoints(len(values), labelled, min(low, 0.0))
 
 
+def is_id(value: Any) -> bool:
+    """Return whether a value works as an id: a whole number, 0 to 2**63; 3.0 is 3."""
+    return (type(value) is int or (type(value) is float and value.is_integer())) and 0 <= value < 2**63
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return type(value) in (int, float) and finite_numbers([value])
+
+
+def is_box(box: Any) -> bool:
+    """Return whether a value is a list of 4 finite numbers."""
+    return type(box) is list and len(box) == 4 and finite_numbers(box)
+
+
+def has_size(image: dict[str, Any]) -> bool:
+    """Return whether an image has a width and height that pictures can have."""
+    return all(is_number(image.get(side)) and 0 < image[side] < 2**31 for side in ("width", "height"))
+
+
 def finite_numbers(values: list[Any]) -> bool:
     """Return whether a list holds finite numbers only.
 

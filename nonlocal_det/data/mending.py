@@ -8,7 +8,7 @@ from typing import Any
 
 import pycocotools.mask as mask_util
 
-from nonlocal_det.data.coco_file import describe_mask, finite_numbers
+from nonlocal_det.data.coco_file import describe_mask, finite_numbers, has_size, is_box, is_id
 
 Document = dict[str, Any]
 
@@ -73,12 +73,12 @@ def _uncompressed_rle(document: Document) -> int:
 
 
 def _area_missing(document: Document) -> int:
-    sizes = {image.get("id"): (image.get("height"), image.get("width")) for image in document["images"]}
+    sizes = _sizes(document)
     mended = 0
     for annotation in _annotations(document):
         if annotation.get("area") is None:
-            area = _mask_area(annotation, sizes.get(annotation.get("image_id")))
-            if area is None and _is_box(annotation.get("bbox")):
+            area = _mask_area(annotation, sizes.get(_key(annotation.get("image_id"))))
+            if area is None and is_box(annotation.get("bbox")):
                 area = float(annotation["bbox"][2] * annotation["bbox"][3])
             if area is not None:
                 annotation["area"] = area
@@ -96,18 +96,18 @@ def _mask_area(annotation: dict[str, Any], size: tuple[Any, Any] | None) -> floa
         return float(mask_util.area(segmentation))
     if mask.kind == "counts":
         return float(mask_util.area(mask_util.frPyObjects(segmentation, *segmentation["size"])))
-    if size is None or not all(type(side) is int and side > 0 for side in size):
+    if size is None or not all(type(side) is int for side in size):
         return None
     polygons = [polygon for polygon in segmentation if len(polygon) >= 6 and len(polygon) % 2 == 0]
-    return float(mask_util.area(mask_util.merge(mask_util.frPyObjects(polygons, *size))))
+    return float(mask_util.area(mask_util.merge(mask_util.frPyObjects(polygons, *size[::-1]))))
 
 
 def _box_outside(document: Document) -> int:
-    sizes = {image.get("id"): (image.get("width"), image.get("height")) for image in document["images"]}
+    sizes = _sizes(document)
     mended = 0
     for annotation in _annotations(document):
-        box, size = annotation.get("bbox"), sizes.get(annotation.get("image_id"))
-        if size is None or not _is_box(box) or not finite_numbers(list(size)):
+        box, size = annotation.get("bbox"), sizes.get(_key(annotation.get("image_id")))
+        if size is None or not is_box(box):
             continue
         (x, y, width, height), (right, bottom) = box, size
         over = max(-x, -y, x + width - right, y + height - bottom)
@@ -167,8 +167,18 @@ def _category_ids(document: Document) -> int:
     return wrong
 
 
-def _is_box(box: Any) -> bool:
-    return isinstance(box, list) and len(box) == 4 and finite_numbers(box)
+def _sizes(document: Document) -> dict[Any, tuple[float, float]]:
+    """Return width and height of the images that have them, by id."""
+    return {
+        _key(image.get("id")): (image["width"], image["height"])
+        for image in document["images"]
+        if has_size(image)
+    }
+
+
+def _key(value: Any) -> Any:
+    """Return an id that can be looked up."""
+    return value if is_id(value) else repr(value)
 
 
 _MENDERS: dict[str, Callable[[Document], int]] = {

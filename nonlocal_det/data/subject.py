@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nonlocal_det.data.coco_file import Annotation, CocoFile, finite_numbers
+from nonlocal_det.data.coco_file import Annotation, CocoFile, has_size, is_box, is_id
 from nonlocal_det.data.pictures import Picture, look_at
 
 #: How many pictures are read to their end; of the others only the header is.
@@ -82,23 +82,3 @@ class Subject:
         if self.folder is None:
             return []
         return look_at(self.named_images, self.folder, sample=self.sample, decode=DECODED_PICTURES)
-
-
-def is_id(value: Any) -> bool:
-    """Return whether a value works as an id: a whole number, 0 to 2**63; 3.0 is 3."""
-    return (type(value) is int or (type(value) is float and value.is_integer())) and 0 <= value < 2**63
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number."""
-    return type(value) in (int, float) and finite_numbers([value])
-
-
-def is_box(box: Any) -> bool:
-    """Return whether a value is a list of 4 finite numbers."""
-    return type(box) is list and len(box) == 4 and finite_numbers(box)
-
-
-def has_size(image: dict[str, Any]) -> bool:
-    """Return whether an image has a positive width and height."""
-    return all(is_number(image.get(side)) and image[side] > 0 for side in ("width", "height"))
