@@ -123,10 +123,17 @@ def _numpy_stand_ins() -> contextlib.AbstractContextManager[Any]:
     """Let ``torch.load`` read numpy's numbers, kept beside weights, as pickles are read."""
     if not hasattr(torch.serialization, "safe_globals"):  # PyTorch 2.5
         return contextlib.nullcontext()
-    names = {name: made for name, made in _globals().items() if name.startswith("numpy.")}
-    names |= {name.replace("numpy.core", "numpy._core"): made for name, made in names.items()}
-    kinds = [(kind, f"{kind.__module__}.{kind.__name__}") for kind in (_Array, _Number, _DType)]
-    return torch.serialization.safe_globals([*kinds, *((made, name) for name, made in names.items())])
+    allowed: list[Any] = [_Array, _Number, _DType]
+    for package in ("numpy.core", "numpy._core"):  # before and from numpy 2
+        for name, function in _globals().items():
+            if name.startswith("numpy."):
+                # PyTorch knows what it may call by the name that it has.
+                function.__module__, _, function.__name__ = name.replace("numpy.core", package).rpartition(
+                    "."
+                )
+                function.__qualname__ = function.__name__
+                allowed.append(function)
+    return torch.serialization.safe_globals(allowed)
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
