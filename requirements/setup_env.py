@@ -214,10 +214,13 @@ def write_stamp(venv: Path, python: str, detectron2: str, key: str = "") -> None
 
 def make_venv(venv: Path, python: "dict[str, Any]", detectron2: str, *, system: bool) -> Path:
     """Make an empty environment with pip in it and return its interpreter."""
-    if venv.exists():
-        shutil.rmtree(str(venv))
-    venv.mkdir(parents=True)
-    write_stamp(venv, python["executable"], detectron2)  # first: an interrupted one is then known as ours
+    venv.mkdir(parents=True, exist_ok=True)
+    write_stamp(venv, python["executable"], detectron2)  # before all else: however far this comes, it is ours
+    for path in venv.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(str(path))
+        elif path.name != STAMP:
+            path.unlink()
     command = [python["executable"], "-m", "venv", *(["--system-site-packages"] if system else []), str(venv)]
     if subprocess.run(command).returncode:
         raise SetupError(f"{' '.join(command)} failed (see above): mend that, or {ANOTHER_PYTHON}")

@@ -299,6 +299,20 @@ def test_an_unfinished_one_is_made_anew(setup_script, steps, tmp_path, monkeypat
     assert len(steps) == 2
 
 
+def test_one_interrupted_while_the_old_is_removed_is_still_known(setup_script, tmp_path, monkeypatch):
+    venv = tmp_path / "venv"
+    (venv / "lib").mkdir(parents=True)
+    setup_script.write_stamp(venv, "python3", "", "an old key")
+
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(setup_script.shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        setup_script.make_venv(venv, {**FACTS, "executable": "python3"}, "", system=False)
+    assert setup_script.read_stamp(venv) == {"python": "python3", "detectron2": "", "key": ""}
+
+
 def test_choices_are_kept_until_others_are_made(setup_script, steps, tmp_path):
     source = tmp_path / "detectron2"
     source.mkdir()
