@@ -506,6 +506,25 @@ def _class_names(file: CocoFile) -> list[Any]:
     return [category.get("name") for category in sorted(usable, key=lambda category: category["id"])]
 
 
+@_check(
+    "keypoints_differ",
+    ERROR,
+    "keypoints differ from those of the other file",
+    detectron2="numbers them by their order in each file, so that it scores one keypoint against another",
+    fix="give both files the same keypoints in the same order",
+)
+def _keypoints_differ(subject: Subject) -> list[str]:
+    if subject.other is None or not subject.keypoints:
+        return []
+    ours, theirs = _keypoint_names(subject.file), _keypoint_names(subject.other)
+    return [f"{short(ours)} here, {short(theirs)} there"] if ours != theirs else []
+
+
+def _keypoint_names(file: CocoFile) -> list[list[Any]]:
+    lists = [category.get("keypoints") for category in file.categories]
+    return [names for names in lists if isinstance(names, list) and names]
+
+
 # --- Boxes --------------------------------------------------------------------------------------------------
 
 

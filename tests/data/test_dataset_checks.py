@@ -272,6 +272,9 @@ def test_against_another_file(check, tmp_path):
     assert finding.examples == ("only here: 'hazel'", "only there: 'pecan'")
     other["categories"][0]["name"], other["categories"][1]["name"] = "walnut", "hazel"
     assert against(other)["classes_differ"].examples[0] == "'hazel' here is 'walnut' there"
+    other = sound()
+    other["categories"][0]["keypoints"] = ["end", "tip"]
+    assert against(other).keys() == {"keypoints_differ"}
 
 
 # --- Pictures -----------------------------------------------------------------------------------------------
