@@ -147,6 +147,7 @@ def _context() -> multiprocessing.context.BaseContext:
 
 def _serve(connection: Connection, threads: int, make: Callable[..., Step], args: tuple[Any, ...]) -> None:
     """The new process: makes the step, measures its first run, and runs it again for every message."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asked
     torch.set_num_threads(threads)
     try:
         step = make(*args)
