@@ -45,7 +45,7 @@ class Limits:
 
 
 # CPU: chunks that stay in the last-level cache. CUDA: large enough to keep the device busy.
-_LIMITS = {"cpu": Limits(4 * MIB, 4 * MIB, 1.0), "cuda": Limits(64 * MIB, 128 * MIB, 1.0)}
+_LIMITS = {"cpu": Limits(4 * MIB, 4 * MIB, 2.0), "cuda": Limits(64 * MIB, 128 * MIB, 1.0)}
 
 _forced: list[str] = []
 _limits: list[Limits] = []
