@@ -19,19 +19,19 @@ class Block:
         norm: "", "bn" or "gn" after W_z; the conv before it may lack its bias.
     """
 
-    def __init__(self, generator, names, *, form, dims=2, norm="", out_bias=True, prefix=""):
+    def __init__(self, generator, names, *, form, dims=2, norm="", out_bias=True, prefix="", inner=INNER):
         self.form, self.norm = form, norm
         parts = ["g", "out"] + ([] if form == "gaussian" else ["theta", "phi"])
         self.names = {part: prefix + names[part] for part in parts}
         self.tensors = {}
         for part, name in self.names.items():
-            outputs, inputs = (C, INNER) if part == "out" else (INNER, C)
+            outputs, inputs = (C, inner) if part == "out" else (inner, C)
             self.tensors[f"{name}.weight"] = random_tensor(generator, outputs, inputs, *[1] * dims) * C**-0.5
             if part != "out" or out_bias:
                 self.tensors[f"{name}.bias"] = 0.1 * random_tensor(generator, outputs)
         if form == "concatenation":
             self.project = prefix + names["project"] + ".weight"
-            self.tensors[self.project] = random_tensor(generator, 1, 2 * INNER, 1, 1) * INNER**-0.5
+            self.tensors[self.project] = random_tensor(generator, 1, 2 * inner, 1, 1) * inner**-0.5
         if norm:
             self.norm_name = prefix + names["norm"]
             leaves = STATISTICS if norm == "bn" else STATISTICS[:2]
@@ -152,6 +152,15 @@ def test_slowfast(convert, generator, assert_same, form, pool, norm):
 def test_the_configs_kind_of_batch_norm_is_kept(convert, generator, norm, kept):
     source = Block(generator, mmcv_names(False) | {"norm": "conv_out.bn"}, form="dot_product", norm="bn")
     assert kept == convert(source.tensors, "MODEL.NONLOCAL.NORM", norm).cfg.MODEL.NONLOCAL.NORM
+
+
+@pytest.mark.parametrize("reduction", [1, 4])
+def test_the_reduction_is_read_from_the_shapes(convert, generator, assert_same, reduction):
+    source = Block(generator, mmcv_names(False), form="concatenation", inner=C // reduction)
+    made = convert(source.tensors)
+    assert made.cfg.MODEL.NONLOCAL.REDUCTION == reduction
+    x = random_tensor(generator, 1, C, 5, 4)
+    assert_same(run(made.block("res4.non_local_5"), x), source(x, pool="none", scale=False))
 
 
 def test_safetensors_of_a_block(convert, generator, assert_same):
