@@ -158,7 +158,7 @@ def test_the_configs_kind_of_batch_norm_is_kept(convert, generator, norm, kept):
 def test_the_reduction_is_read_from_the_shapes(convert, generator, assert_same, reduction):
     source = Block(generator, mmcv_names(False), form="concatenation", inner=C // reduction)
     made = convert(source.tensors)
-    assert made.cfg.MODEL.NONLOCAL.REDUCTION == reduction
+    assert reduction == made.cfg.MODEL.NONLOCAL.REDUCTION
     x = random_tensor(generator, 1, C, 5, 4)
     assert_same(run(made.block("res4.non_local_5"), x), source(x, pool="none", scale=False))
 
