@@ -87,6 +87,11 @@ def _repeated(unit: str, numbers: Iterable[Any]) -> list[str]:
     return [_label(unit, number) for number, times in counts.items() if times > 1]
 
 
+def _needed_for_training(subject: Subject) -> Found:
+    """Name all annotations: an error in a file to train on, a missing score in one to test on."""
+    return Found(_annotations(subject, lambda _: True), severity=ERROR if subject.training else WARNING)
+
+
 def _not_crowd(annotation: Annotation) -> bool:
     return not annotation.iscrowd
 
@@ -297,8 +302,7 @@ def _iscrowd_missing(subject: Subject) -> list[str]:
 def _all_crowd(subject: Subject) -> Found:
     if any(map(_not_crowd, subject.annotations)):
         return Found([])
-    severity = ERROR if subject.training else WARNING
-    return Found(_annotations(subject, lambda _: True), severity=severity)
+    return _needed_for_training(subject)
 
 
 @_check(
@@ -601,10 +605,10 @@ def _at(unit: str, annotations: Sequence[Annotation], wrong: np.ndarray) -> list
     detectron2="stops in the first step: it has no masks to learn from",
     fix="take a file with segmentation, or write MODEL.MASK_ON False",
 )
-def _no_mask(subject: Subject) -> list[str]:
+def _no_mask(subject: Subject) -> Found:
     if not subject.masks or any(a.mask.usable for a in subject.annotations):
-        return []
-    return _annotations(subject, lambda _: True)
+        return Found([])
+    return _needed_for_training(subject)
 
 
 @_check(
@@ -694,10 +698,10 @@ def _uncompressed_rle(subject: Subject) -> list[str]:
     detectron2="stops: it leaves out images without keypoints, and none is left",
     fix="take a file with keypoints, or write MODEL.KEYPOINT_ON False",
 )
-def _no_keypoints(subject: Subject) -> list[str]:
+def _no_keypoints(subject: Subject) -> Found:
     if not subject.keypoints or any(a.keypoints and a.keypoints.labelled for a in subject.annotations):
-        return []
-    return _annotations(subject, lambda _: True)
+        return Found([])
+    return _needed_for_training(subject)
 
 
 @_check(

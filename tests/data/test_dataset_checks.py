@@ -225,6 +225,11 @@ def test_no_annotation_is_no_error_in_a_file_to_test_on(check):
     document = sound()
     every("iscrowd", 1)(document)
     assert check(document, training=False)["all_crowd"].severity == WARNING
+    for key, kind in (("segmentation", "no_mask"), ("keypoints", "no_keypoints")):
+        document = sound()
+        every(key, ...)(document)
+        assert check(document)[kind].severity == ERROR
+        assert check(document, training=False)[kind].severity == WARNING
 
 
 def test_one_keypoint_categories_need_keypoints(check):

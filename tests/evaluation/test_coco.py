@@ -313,6 +313,18 @@ def test_objects_without_a_mask_are_not_looked_for_by_masks(run):
     assert evaluate_coco(document, results, "bbox").stats[8] != evaluate_coco(fewer, results, "bbox").stats[8]
 
 
+def test_ground_truth_without_what_is_scored(run):
+    document, results = make_case(1, keypoints=3)
+    for annotation in document["annotations"]:
+        del annotation["segmentation"], annotation["keypoints"], annotation["num_keypoints"]
+    made = run(document, results)
+    tasks = ("bbox", "segm", "keypoints")
+    scores = made.evaluate(COCOEvaluator(made.name, tasks, kpt_oks_sigmas=[0.1] * 3))
+    assert scores["bbox"]["AP"] > 0
+    assert math.isnan(scores["segm"]["AP"])
+    assert math.isnan(scores["keypoints"]["AP"])
+
+
 def test_class_that_the_data_lacks_is_one_line(run):
     made = run(*make_case(1))
     made.to_class[2] = 40
