@@ -38,10 +38,10 @@ class _NormMixin:
 
     def _convolve(self, x: Tensor) -> Tensor:
         """Keeps float32 input in float32: autocast to float16 it might be infinite, and 0 * inf is NaN."""
-        if x.dtype != torch.float32 or not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != torch.float32:
             return self._conv_forward(x.to(self.weight.dtype), self.weight, self.bias)
-        with torch.autocast(x.device.type, enabled=False):
-            return self._conv_forward(x, self.weight, self.bias)
+        with full_precision(x.device):
+            return self._conv_forward(x.to(self.weight.dtype), self.weight, self.bias)
 
 
 class _Conv1dNorm(_NormMixin, nn.Conv1d):
