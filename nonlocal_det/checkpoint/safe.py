@@ -284,7 +284,9 @@ def _refused(path: str | os.PathLike[str], name: str) -> CheckpointError:
 
 
 def _damaged(path: str | os.PathLike[str], error: Exception) -> CheckpointError:
-    what = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+    # Some explain themselves at length: the first sentence tells what failed.
+    first = str(error).strip().partition("\n")[0].partition(". ")[0]
+    what = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return CheckpointError(
         f"weights {path}: not a checkpoint, or damaged ({_one_line(what)}); "
         "give a .pth of PyTorch's, a .pkl of Detectron2's or Caffe2's, or a .safetensors file"

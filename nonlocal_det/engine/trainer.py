@@ -21,7 +21,7 @@ from detectron2.engine import (
     create_ddp_model,
     hooks,
 )
-from detectron2.evaluation import COCOEvaluator, DatasetEvaluator
+from detectron2.evaluation import DatasetEvaluator
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
@@ -30,6 +30,7 @@ from torch import nn
 from nonlocal_det.checkpoint import CheckpointError, NonLocalCheckpointer
 from nonlocal_det.config import ConfigError
 from nonlocal_det.engine.checks import check_training
+from nonlocal_det.evaluation import COCOEvaluator
 
 __all__ = ["Trainer"]
 

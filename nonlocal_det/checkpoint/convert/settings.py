@@ -10,9 +10,9 @@ from detectron2.config import CfgNode
 
 from nonlocal_det.checkpoint.convert.draft import Draft, Entry
 from nonlocal_det.checkpoint.convert.report import Setting
-from nonlocal_det.checkpoint.convert.stem import UNPADDED
 from nonlocal_det.checkpoint.report import CheckpointError
 from nonlocal_det.config import KEYPOINT_HEAD, STAGES, WRAPPER
+from nonlocal_det.modeling.stem import UNPADDED
 
 __all__ = ["check_architecture", "config_places", "decide_settings", "get_value", "place_named"]
 

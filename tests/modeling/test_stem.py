@@ -4,18 +4,15 @@ import pytest
 import torch
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, build_model
-from small_model import R50_NL, SMALL
-from source_nets import random_tensor
 
-from nonlocal_det import get_config
-from nonlocal_det.checkpoint.convert import UnpaddedPoolStem, unpad_stem_pool
+from nonlocal_det.modeling import UnpaddedPoolStem, unpad_stem_pool
 
 
 @pytest.mark.parametrize("size", [(64, 96), (62, 33), (7, 8)])
-def test_cells_are_those_of_a_pool_without_padding(generator, size):
+def test_cells_are_those_of_a_pool_without_padding(size):
     stem = UnpaddedPoolStem(3, 8, norm="BN").eval()
     with torch.no_grad():
-        x = random_tensor(generator, 2, 3, *size)
+        x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
         found, middle = stem(x), stem.conv1(x).relu()
     height, width = middle.shape[-2:]
     for y in range((height - 3) // 2 + 1):
@@ -29,8 +26,8 @@ def test_cells_are_those_of_a_pool_without_padding(generator, size):
 @pytest.mark.parametrize(
     "name", ["build_resnet_backbone", "build_resnet_fpn_backbone", "build_retinanet_resnet_fpn_backbone"]
 )
-def test_builders_differ_in_the_stem_alone(name):
-    cfg = get_config("Ablations/retinanet_R_50_FPN_1x.yaml", SMALL)
+def test_builders_differ_in_the_stem_alone(small_config, name):
+    cfg = small_config("Ablations/retinanet_R_50_FPN_1x.yaml")
     if name == "build_resnet_backbone":
         cfg.MODEL.RESNETS.OUT_FEATURES = ["res4"]
     shape = ShapeSpec(channels=3)
@@ -42,8 +39,8 @@ def test_builders_differ_in_the_stem_alone(name):
     assert frozen == [key for key, value in stock.named_parameters() if not value.requires_grad]
 
 
-def test_a_model_is_changed_in_place():
-    model = build_model(get_config(R50_NL, SMALL))
+def test_a_model_is_changed_in_place(small_config):
+    model = build_model(small_config("COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"))
     weight = model.backbone.bottom_up.stem.conv1.weight
     assert unpad_stem_pool(model) is model
     assert isinstance(model.backbone.bottom_up.stem, UnpaddedPoolStem)
