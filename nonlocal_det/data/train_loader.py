@@ -1,0 +1,211 @@
+"""The loader of training data: batches that depend on seed and position alone, and can go on from any."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from detectron2.data import DatasetFromList, build_detection_train_loader
+from detectron2.data.build import trivial_batch_collator
+from detectron2.utils import comm
+from torch.utils.data import DataLoader, Dataset
+
+from nonlocal_det.data.randomness import isolated_randomness
+from nonlocal_det.data.sample_order import BatchOrder, EpochOrder, Sample, seed_of
+
+__all__ = ["TrainLoader", "ignore_stop_signals"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrainLoader:
+    """Batches of mapped samples for one process, without end.
+
+    What the samples are and what is random about them follows from the seed and their position alone: not
+    from the number of data workers, and not from how often the run was stopped. That needs a mapper that
+    draws from Python's, NumPy's or PyTorch's own generator, not from one that it keeps.
+
+    Args:
+        dataset: dataset dicts. With ``group_by_aspect_ratio`` they have "width" and "height".
+        mapper: makes a sample for the model of a dataset dict.
+        epochs: which images each epoch has.
+        seed: that of order and augmentation.
+        batch_size: number of images for each process.
+        group_by_aspect_ratio: whether a batch holds only images wider than high, or only others.
+        num_workers: processes that load data for this process; 0 loads in it.
+        rank: number of this process.
+        processes: number of processes.
+
+    Raises:
+        KeyError: a dataset dict has no "width" or "height".
+    """
+
+    def __init__(
+        self,
+        dataset: Sequence[Mapping[str, Any]],
+        mapper: Callable[[Any], Any],
+        epochs: EpochOrder,
+        *,
+        seed: int,
+        batch_size: int,
+        group_by_aspect_ratio: bool = True,
+        num_workers: int = 0,
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
+        groups = [int(x["width"] > x["height"]) for x in dataset] if group_by_aspect_ratio else None
+        self._order = BatchOrder(epochs, batch_size, groups)
+        self._data = _fingerprint(dataset)
+        self._size = len(dataset)
+        # As bytes in one tensor: workers then share it instead of copying each object that they touch.
+        self._dataset = DatasetFromList(list(dataset), copy=False)
+        self._mapper = mapper
+        self._num_workers = num_workers
+        self._rank = rank
+        self._processes = processes
+        self._batch_size = batch_size
+        self._state: dict[str, Any] = {"seed": seed}
+
+    @classmethod
+    def from_config(cls, cfg: Any, seed: int) -> TrainLoader:
+        """Return the loader for what Detectron2's ``build_detection_train_loader(cfg)`` loads.
+
+        Args:
+            cfg: the config.
+            seed: that of order and augmentation.
+
+        Raises:
+            TypeError: a data set is a stream, which has no order, or the sampler is not known.
+            KeyError: DATALOADER.ASPECT_RATIO_GROUPING is on and an image has no size.
+        """
+        parts = build_detection_train_loader.from_config(cfg)
+        dataset, processes = parts["dataset"], comm.get_world_size()
+        return cls(
+            dataset,
+            parts["mapper"],
+            EpochOrder.like(parts["sampler"], len(dataset)),
+            seed=seed,
+            batch_size=parts["total_batch_size"] // processes,
+            group_by_aspect_ratio=parts["aspect_ratio_grouping"],
+            num_workers=parts["num_workers"],
+            rank=comm.get_rank(),
+            processes=processes,
+        )
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        """Go on after the last batch that was taken, or that :meth:`load_state_dict` has set."""
+        states: deque[dict[str, Any]] = deque()
+
+        def order() -> Iterator[list[Sample]]:
+            for batch, state in self._order.batches(self._state, self._rank, self._processes):
+                states.append(state)
+                yield batch
+
+        loader = DataLoader(
+            _MappedSamples(self._dataset, self._mapper, self._state["seed"]),
+            batch_sampler=order(),
+            num_workers=self._num_workers,
+            collate_fn=trivial_batch_collator,
+            worker_init_fn=ignore_stop_signals,
+            # Its own, or starting it would draw from the generator that the model draws from.
+            generator=torch.Generator(),
+        )
+        for batch in loader:
+            # Of this batch, although workers are ahead of it.
+            self._state = states.popleft()
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this loader stands: the same in all processes, made of plain containers."""
+        return {
+            **self._state,
+            "images": self._size,
+            "data": self._data,
+            "batch_size": self._batch_size,
+            "processes": self._processes,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where another loader stood. Iterators that run already do not notice.
+
+        With other data the same fraction of the epoch is done; images that waited for a batch are dropped.
+        What keeps the run from going on exactly is logged.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+        """
+        state = dict(state_dict)
+        images, data, batch_size, processes = (
+            state.pop(key) for key in ("images", "data", "batch_size", "processes")
+        )
+        if (batch_size, processes) != (self._batch_size, self._processes):
+            logger.warning(
+                "Resuming with %d processes x %d images instead of %d x %d: goes on from image %d of epoch "
+                "%d, but not bit for bit as before",
+                *(self._processes, self._batch_size, processes, batch_size),
+                *(state.get("offset", 0), state.get("epoch", 0)),
+            )
+        if data != self._data:
+            state["offset"] = state.get("offset", 0) * self._size // images
+            state["waiting"] = []
+            logger.warning(
+                "Resuming with other training data (%d images, %d before): goes on from image %d of epoch %d",
+                *(self._size, images, state["offset"], state.get("epoch", 0)),
+            )
+        if state["seed"] != self._state["seed"]:
+            logger.info("The order of training data goes on with its seed, %d", state["seed"])
+        self._state = state
+
+    def skip(self, images: int) -> None:
+        """Go on after a number of images, counted over all processes, of a run without a saved position.
+
+        Args:
+            images: their number.
+        """
+        epoch, offset = divmod(images, self._size)
+        self._state = {"seed": self._state["seed"], "epoch": epoch, "offset": offset, "position": images}
+
+
+def ignore_stop_signals(worker: int) -> None:
+    """Make a data worker leave SIGTERM and SIGUSR1 to its parent. For ``DataLoader(worker_init_fn=...)``.
+
+    Both are often sent to all processes of a job; the parent needs its workers until it has saved.
+
+    Args:
+        worker: the worker's number.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
+class _MappedSamples(Dataset):
+    """Maps the samples that it is asked for, each with random numbers of its own."""
+
+    def __init__(self, dataset: Sequence[Any], mapper: Callable[[Any], Any], seed: int) -> None:
+        self._dataset = dataset
+        self._mapper = mapper
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, sample: Sample) -> Any:
+        with isolated_randomness(seed_of(self._seed, sample.position)):
+            return self._mapper(self._dataset[sample.index])
+
+
+def _fingerprint(dataset: Sequence[Mapping[str, Any]]) -> str:
+    """Return a hash that differs for other images or annotations, but not for another folder."""
+    digest = hashlib.sha256()
+    for image in dataset:
+        name = os.path.basename(image.get("file_name", ""))
+        annotations = len(image.get("annotations", ()))
+        size = (image.get("width"), image.get("height"))
+        digest.update(repr((name, image.get("image_id"), size, annotations)).encode())
+    return digest.hexdigest()
