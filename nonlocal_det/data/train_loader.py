@@ -6,8 +6,9 @@ import hashlib
 import logging
 import os
 import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ class TrainLoader:
         self._processes = processes
         self._batch_size = batch_size
         self._state: dict[str, Any] = {"seed": seed}
+        self._running: Generator[list[Any]] | None = None
 
     @classmethod
     def from_config(cls, cfg: Any, seed: int) -> TrainLoader:
@@ -100,6 +102,15 @@ class TrainLoader:
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Go on after the last batch that was taken, or that :meth:`load_state_dict` has set."""
+        self._running = self._batches()
+        return self._running
+
+    def close(self) -> None:
+        """End the workers of the last iterator, which gives nothing more."""
+        if self._running is not None:
+            self._running.close()
+
+    def _batches(self) -> Generator[list[Any]]:
         states: deque[dict[str, Any]] = deque()
 
         def order() -> Iterator[list[Sample]]:
@@ -173,15 +184,27 @@ class TrainLoader:
 
 
 def ignore_stop_signals(worker: int) -> None:
-    """Make a data worker leave SIGTERM and SIGUSR1 to its parent. For ``DataLoader(worker_init_fn=...)``.
+    """Make a data worker heed SIGTERM from its parent alone. For ``DataLoader(worker_init_fn=...)``.
 
-    Both are often sent to all processes of a job; the parent needs its workers until it has saved.
+    SIGTERM and SIGUSR1 are often sent to all processes of a job; the parent needs its workers until it has
+    saved, and then ends them by SIGTERM.
 
     Args:
         worker: the worker's number.
     """
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
+    if not hasattr(signal, "sigwaitinfo"):  # not on macOS
+        return
+    parent, numbers = os.getppid(), (signal.SIGTERM, signal.SIGUSR1)
+
+    def wait() -> None:
+        while True:
+            found = signal.sigwaitinfo(numbers)
+            if (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
+                os._exit(0)
+
+    # Only a signal that no thread takes is waited for, and a handler cannot see who sent it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class _MappedSamples(Dataset):

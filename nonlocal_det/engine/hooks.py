@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from detectron2.engine import HookBase, hooks
+from detectron2.utils import comm
+
+from nonlocal_det.engine.preemption import Preempted, stop_request
 
 __all__ = ["BestCheckpointer", "EvalHook", "PeriodicCheckpointer", "PreciseBN"]
 
@@ -13,7 +16,8 @@ __all__ = ["BestCheckpointer", "EvalHook", "PeriodicCheckpointer", "PreciseBN"]
 class PeriodicCheckpointer(HookBase):
     """Saves a checkpoint every ``period`` iterations, and ``model_final`` after the last.
 
-    Unlike Detectron2's it runs in all processes, since each gives its random states.
+    Unlike Detectron2's it runs in all processes, since each gives its random states. When one of them has
+    been sent a signal to stop, all save and leave training, which raises :class:`Preempted`.
 
     Args:
         period: number of iterations.
@@ -24,10 +28,19 @@ class PeriodicCheckpointer(HookBase):
 
     def after_step(self) -> None:
         """Save, if it is time to."""
-        if self.trainer.iter + 1 == self.trainer.max_iter:
-            self.trainer.save("model_final")
-        elif (self.trainer.iter + 1) % self._period == 0:
-            self.trainer.save(f"model_{self.trainer.iter:07d}")
+        stop = any(comm.all_gather(bool(stop_request())))
+        done, name = self.trainer.iter + 1, f"model_{self.trainer.iter:07d}"
+        if done == self.trainer.max_iter:
+            name = "model_final"
+        if stop or done == self.trainer.max_iter or done % self._period == 0:
+            self.trainer.save(name)
+        if stop:
+            self.trainer.leave(
+                Preempted(
+                    f"stopped by a signal after {done} of {self.trainer.max_iter} iterations and saved "
+                    f"{name}.pth; --resume goes on from it"
+                )
+            )
 
 
 class EvalHook(hooks.EvalHook):
@@ -45,6 +58,11 @@ class EvalHook(hooks.EvalHook):
             self._do_eval()
             self.trainer.storage.iter = start
 
+    def after_train(self) -> None:
+        """Evaluate after the last iteration, unless the run is stopped there."""
+        if not self.trainer.left:
+            super().after_train()
+
 
 class BestCheckpointer(hooks.BestCheckpointer):
     """Keeps the best checkpoint as Detectron2's does, and remembers its score when the run is resumed."""
@@ -53,6 +71,11 @@ class BestCheckpointer(hooks.BestCheckpointer):
         """Compare the evaluation that a stopped run still owed."""
         if _owes_evaluation(self.trainer, self._period):
             self._best_checking()
+
+    def after_train(self) -> None:
+        """Compare the last evaluation, unless the run is stopped before it."""
+        if not self.trainer.left:
+            super().after_train()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best score, and its iteration."""

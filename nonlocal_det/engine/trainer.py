@@ -8,7 +8,7 @@ import re
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from detectron2.config import CfgNode
@@ -34,6 +34,7 @@ from nonlocal_det.data.randomness import isolated_randomness, random_states, set
 from nonlocal_det.data.train_loader import TrainLoader
 from nonlocal_det.engine import hooks
 from nonlocal_det.engine.checks import check_training
+from nonlocal_det.engine.preemption import stop_request
 
 __all__ = ["Trainer"]
 
@@ -51,6 +52,7 @@ class Trainer(DefaultTrainer):
     A run that was stopped and resumed goes on exactly: on a CPU, with up to two processes, it ends with the
     same bits. A checkpoint holds the position in the training data (:class:`TrainLoader`) and the random
     states of each process besides what Detectron2 saves; evaluation draws no random number from training.
+    SIGTERM and SIGUSR1 make :meth:`train` save after the current iteration and raise :class:`Preempted`.
 
     Args:
         cfg: the config. With SOLVER.REFERENCE_WORLD_SIZE, batch, rate and steps are scaled to the number of
@@ -71,6 +73,7 @@ class Trainer(DefaultTrainer):
         processes = comm.get_world_size()
         check_training(cfg, processes)
         self.cfg = cfg = self.auto_scale_workers(cfg, processes)
+        self.left = False  # whether training was left before its end
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
 
@@ -86,7 +89,10 @@ class Trainer(DefaultTrainer):
         self._random_states: list[dict[str, Any]] = []  # of all processes, while a checkpoint is saved
         self._resumed_states: dict[str, Any] | None = None  # of this process, until training starts
         self.checkpointer = NonLocalCheckpointer(
-            model, cfg.OUTPUT_DIR, allow_missing=allow_missing, trainer=weakref.proxy(self)
+            model,
+            cfg.OUTPUT_DIR,
+            allow_missing=allow_missing,
+            trainer=weakref.proxy(self),
         )
         self.register_hooks(self.build_hooks())
 
@@ -137,6 +143,35 @@ class Trainer(DefaultTrainer):
                 "give MODEL.WEIGHTS that hold the block"
             )
 
+    def train(self) -> OrderedDict[str, Any] | None:
+        """Run training.
+
+        Returns:
+            The results of the last evaluation in the main process, where TEST.EXPECTED_RESULTS checks them.
+
+        Raises:
+            Preempted: a signal has stopped the run, which is saved.
+        """
+        self.left = False
+        try:
+            with stop_request().listening():
+                return super().train()
+        except _Leave as leave:
+            error = leave.error
+        finally:
+            if isinstance(self.data_loader, TrainLoader):
+                self.data_loader.close()
+        raise error
+
+    def leave(self, error: Exception) -> NoReturn:
+        """Leave training for a reason that is no fault of the program: without a traceback in the log.
+
+        Args:
+            error: what :meth:`train` raises.
+        """
+        self.left = True
+        raise _Leave(error)
+
     def save(self, name: str) -> None:
         """Save a checkpoint to go on from. All processes must call this; the main one writes.
 
@@ -153,6 +188,22 @@ class Trainer(DefaultTrainer):
         if self._resumed_states is not None:
             set_random_states(self._resumed_states)
             self._resumed_states = None
+
+    def after_step(self) -> None:
+        """Run the hooks; a checkpoint that cannot be written ends training."""
+        try:
+            super().after_step()
+        except CheckpointError as error:
+            self.leave(error)
+
+    def after_train(self) -> None:
+        """Let the hooks finish; a run that was finished before counts no iteration more."""
+        self.iter = min(self.iter, self.max_iter)
+        try:
+            super().after_train()
+        except OSError:
+            if not self.left:  # else a full disk, which keeps a checkpoint from being written, shows here too
+                raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that the rest of the run depends on, but for the model's weights."""
@@ -222,7 +273,7 @@ class Trainer(DefaultTrainer):
             keeper = _BestKeeper(self.checkpointer.model, cfg.OUTPUT_DIR, trainer=trainer)
             found.append(hooks.BestCheckpointer(cfg.TEST.EVAL_PERIOD, keeper, _best_metric(cfg)))
         if cfg.TEST.AUG.ENABLED:
-            found.append(upstream.EvalHook(0, lambda: self.test_with_tta(self.cfg, self.model)))
+            found.append(hooks.EvalHook(0, lambda: self.test_with_tta(self.cfg, self.model)))
         if comm.is_main_process():
             found.append(upstream.PeriodicWriter(self.build_writers()))
         return found
@@ -331,6 +382,14 @@ class Trainer(DefaultTrainer):
         evaluators = [cls.build_evaluator(cfg, name, folder) for name in cfg.DATASETS.TEST]
         results = cls.test(cfg, GeneralizedRCNNWithTTA(cfg, model), evaluators)
         return OrderedDict((f"{key}_TTA", value) for key, value in results.items())
+
+
+class _Leave(BaseException):
+    """Passes Detectron2's training loop, which logs every Exception."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def _named(found: list[HookBase]) -> Iterator[tuple[str, HookBase]]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -121,6 +122,27 @@ def signal_and_draw(image: dict) -> tuple:
 
 def test_workers_leave_stop_signals_to_their_parent():
     assert take(make(mapper=signal_and_draw, num_workers=1), 3) == take(make(), 3)
+
+
+def test_workers_end_when_their_parent_wants_it():
+    loader = make(num_workers=2)
+    take(loader, 1)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    for worker in workers:
+        worker.terminate()
+        worker.join(20)
+        assert worker.exitcode == 0
+    loader.close()
+
+
+def test_closing_ends_the_workers_and_keeps_the_place():
+    loader = make(num_workers=1)
+    expected = take(make(), 4)
+    assert take(loader, 2) == expected[:2]
+    loader.close()
+    assert not multiprocessing.active_children()
+    assert take(loader, 2) == expected[2:]
 
 
 def test_images_without_a_size():

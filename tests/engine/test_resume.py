@@ -21,7 +21,7 @@ from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import get_event_storage
 
 from nonlocal_det import ConfigError, get_config
-from nonlocal_det.engine import Trainer, launch_processes
+from nonlocal_det.engine import Preempted, Trainer, launch_processes
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
 ITERATIONS = 7
@@ -174,14 +174,42 @@ def test_a_drawn_seed_and_precise_batch_norms(config, tmp_path):
     assert_same(saved(tmp_path), expected)
 
 
-class KillAt(CrashAt):
+class SignalAt(HookBase):
+    def __init__(self, iteration: int, number: int = signal.SIGTERM, ranks: list[int] | None = None) -> None:
+        self.iteration, self.number, self.ranks = iteration, number, ranks
+
     def before_step(self) -> None:
-        if self.trainer.iter == self.iteration:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.trainer.iter == self.iteration and (self.ranks is None or comm.get_rank() in self.ranks):
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_signals_stop_after_the_iteration_and_change_nothing(straight, config, tmp_path, workers):
+    cfg = config(tmp_path, DATALOADER__NUM_WORKERS=workers)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+    for iteration, number in ((0, signal.SIGUSR1), (1, signal.SIGTERM), (4, signal.SIGTERM)):
+        with pytest.raises(Preempted, match=rf"after {iteration + 1} of 7 .*model_000000{iteration}\.pth"):
+            train(cfg, SignalAt(iteration, number))
+        assert (tmp_path / "last_checkpoint").read_text() == f"model_000000{iteration}.pth"
+        assert not multiprocessing.active_children()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
+    train(cfg)
+    assert_same(saved(tmp_path), straight)
+
+
+def test_a_signal_in_the_last_iteration_leaves_the_evaluation_to_the_next_call(config, tmp_path):
+    cfg = config(tmp_path, DATASETS__TEST=("mini_val",), SOLVER__MAX_ITER=2)
+    with pytest.raises(Preempted, match=r"model_final\.pth"):
+        train(cfg, SignalAt(1), Scored)
+    assert not (tmp_path / "evaluated").exists()
+    assert not (tmp_path / "model_best.pth").exists()
+    train(cfg, trainer=Scored)
+    assert (tmp_path / "evaluated").read_text() == "2 "
+    assert (tmp_path / "model_best.pth").exists()
 
 
 def train_until_killed(options: list, iteration: int) -> None:
-    train(get_config(MASK, options), stop=KillAt(iteration))
+    train(get_config(MASK, options), SignalAt(iteration, signal.SIGKILL))
 
 
 @pytest.mark.usefixtures("other_processes")
@@ -200,7 +228,9 @@ def train_twice(options: list, folder: str) -> None:
     cfg = get_config(MASK, [*options, "OUTPUT_DIR", f"{folder}/straight"])
     train(cfg)
     cfg = get_config(MASK, [*options, "OUTPUT_DIR", f"{folder}/stopped", "DATALOADER.NUM_WORKERS", 1])
-    train_with_crashes(cfg, 3)
+    with pytest.raises(Preempted, match="after 3 of 7 iterations"):
+        train(cfg, SignalAt(2, ranks=[1]))  # all stop although one was asked to
+    train_with_crashes(cfg, 4)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="starts processes on the CPU")

@@ -4,8 +4,11 @@ import json
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +122,33 @@ def test_resume_with_other_parameters(arguments, tmp_path, capsys):
     changes = {"MODEL__BACKBONE__FREEZE_AT": 2, "SOLVER__MAX_ITER": 2}
     assert main(arguments("--resume", output=tmp_path, **changes)) == 2
     assert "cannot be resumed with this config" in one_error_line(capsys)
+
+
+def test_the_same_command_goes_on_after_a_signal(arguments, tmp_path, capsys):
+    line = arguments("--resume", output=tmp_path, SOLVER__CHECKPOINT_PERIOD=1, DATASETS__TEST=())
+
+    def interrupt() -> None:
+        until = time.monotonic() + 100
+        while not (tmp_path / "last_checkpoint").exists() and time.monotonic() < until:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    more = [*line, "SOLVER.MAX_ITER", "2000"]
+    assert main(more) == 75
+    thread.join()
+    captured = capsys.readouterr()
+    found = re.fullmatch(
+        r"stopped by a signal after (\d+) of 2000 iterations and saved model_\d{7}\.pth; --resume goes on "
+        r"from it\n",
+        captured.err,
+    )
+    assert found, captured.err
+    assert "Traceback" not in captured.out
+    done = int(found[1])
+    assert main([*line, "SOLVER.MAX_ITER", str(done + 1)]) == 0
+    assert f"Starting training from iteration {done}\n" in capsys.readouterr().out
 
 
 def test_test_time_augmentation(arguments, tmp_path, capsys):
