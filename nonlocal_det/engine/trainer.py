@@ -38,6 +38,9 @@ from nonlocal_det.engine.preemption import stop_request
 
 __all__ = ["Trainer"]
 
+#: Numbered checkpoints of a run that are kept, besides the final one and the best.
+KEPT_CHECKPOINTS = 3
+
 logger = logging.getLogger(__name__)
 
 
@@ -92,6 +95,7 @@ class Trainer(DefaultTrainer):
             model,
             cfg.OUTPUT_DIR,
             allow_missing=allow_missing,
+            keep=KEPT_CHECKPOINTS,
             trainer=weakref.proxy(self),
         )
         self.register_hooks(self.build_hooks())
@@ -271,6 +275,7 @@ class Trainer(DefaultTrainer):
         if cfg.DATASETS.TEST and comm.is_main_process():
             trainer = self.checkpointer.checkpointables["trainer"]
             keeper = _BestKeeper(self.checkpointer.model, cfg.OUTPUT_DIR, trainer=trainer)
+            keeper.index = self.checkpointer.index
             found.append(hooks.BestCheckpointer(cfg.TEST.EVAL_PERIOD, keeper, _best_metric(cfg)))
         if cfg.TEST.AUG.ENABLED:
             found.append(hooks.EvalHook(0, lambda: self.test_with_tta(self.cfg, self.model)))
@@ -403,6 +408,8 @@ def _named(found: list[HookBase]) -> Iterator[tuple[str, HookBase]]:
 
 class _BestKeeper(NonLocalCheckpointer):
     """Saves the best checkpoint without making it the one to resume from."""
+
+    resumable = False
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         """Leave ``last_checkpoint`` as it is."""

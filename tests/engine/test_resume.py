@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
+import resource
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,7 @@ from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import get_event_storage
 
 from nonlocal_det import ConfigError, get_config
+from nonlocal_det.checkpoint import CheckpointError
 from nonlocal_det.engine import Preempted, Trainer, launch_processes
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
@@ -220,6 +224,75 @@ def test_a_kill_changes_nothing(straight, config, options, tmp_path):
     process.join(200)
     assert process.exitcode == -signal.SIGKILL
     assert (tmp_path / "last_checkpoint").read_text() == "model_0000003.pth"
+    train(config(tmp_path))
+    assert_same(saved(tmp_path), straight)
+
+
+class Started(HookBase):
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def before_step(self) -> None:
+        self.file.touch()
+
+
+def fork(cfg, started: Path) -> int:
+    """Train in a copy of this process; return its number."""
+    if child := os.fork():
+        return child
+    try:
+        torch.set_num_threads(1)  # threads do not survive a fork
+        train(cfg, Started(started))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_change_nothing(config, tmp_path, kills):
+    changes = {"SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__MAX_ITER": 6 * kills, "TEST__EVAL_PERIOD": 0}
+    straight = fork(config(tmp_path / "straight", **changes), tmp_path / "straight_started")
+    rng = random.Random(kills)
+    folder, started, killed, saving = tmp_path / "killed", tmp_path / "started", 0, 0
+    cfg = config(folder, **changes)
+    while True:
+        started.unlink(missing_ok=True)
+        child = fork(cfg, started)
+        while not started.exists() and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            time.sleep(0.001)
+        if killed < kills:
+            time.sleep(rng.uniform(0, 0.5))
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            break
+        assert status == signal.SIGKILL
+        killed += 1
+        saving += bool(list(folder.glob("*.partial")))
+    assert os.waitpid(straight, 0)[1] == 0
+    print(f"killed {killed} times, {saving} of them while a file was written")
+    assert killed > kills / 2
+    assert_same(saved(folder), saved(tmp_path / "straight"))
+    assert saved(folder)["iteration"] == 6 * kills - 1
+
+
+class FullDiskAt(CrashAt):
+    def before_step(self) -> None:
+        if self.trainer.iter == self.iteration:
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+
+
+def test_a_full_disk_stops_the_run_with_its_last_checkpoint(straight, config, tmp_path, caplog):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(CheckpointError, match=r"model_0000005\.pth cannot be written") as raised:
+            train(config(tmp_path), FullDiskAt(4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(raised.value)
+    assert "Traceback" not in caplog.text
+    assert sorted(path.name for path in tmp_path.glob("*.pth*")) == ["model_0000001.pth", "model_0000003.pth"]
     train(config(tmp_path))
     assert_same(saved(tmp_path), straight)
 
