@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from detectron2.engine import HookBase, hooks
-from detectron2.utils import comm
 
-from nonlocal_det.engine.preemption import Preempted, stop_request
+from nonlocal_det.engine.preemption import Preempted
 
 __all__ = ["BestCheckpointer", "EvalHook", "PeriodicCheckpointer", "PreciseBN"]
 
@@ -28,7 +27,7 @@ class PeriodicCheckpointer(HookBase):
 
     def after_step(self) -> None:
         """Save, if it is time to."""
-        stop = any(comm.all_gather(bool(stop_request())))
+        stop = self.trainer.stopping
         done, name = self.trainer.iter + 1, f"model_{self.trainer.iter:07d}"
         if done == self.trainer.max_iter:
             name = "model_final"

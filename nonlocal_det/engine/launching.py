@@ -15,6 +15,8 @@ from torch import multiprocessing
 
 from nonlocal_det.checkpoint import CheckpointError
 from nonlocal_det.config import ConfigError
+from nonlocal_det.data.train_loader import BadDataError
+from nonlocal_det.engine.nonfinite import NonFiniteLossError
 from nonlocal_det.engine.preemption import Preempted, StopRequest, set_stop_request, stop_request
 
 __all__ = ["INPUT_ERRORS", "count_processes", "launch_processes"]
@@ -23,6 +25,8 @@ __all__ = ["INPUT_ERRORS", "count_processes", "launch_processes"]
 INPUT_ERRORS = (
     ConfigError,
     CheckpointError,
+    BadDataError,
+    NonFiniteLossError,
     FileNotFoundError,
     FileExistsError,
     IsADirectoryError,

@@ -31,9 +31,10 @@ from torch import distributed, nn
 from nonlocal_det.checkpoint import CheckpointError, NonLocalCheckpointer
 from nonlocal_det.config import ConfigError
 from nonlocal_det.data.randomness import isolated_randomness, random_states, set_random_states
-from nonlocal_det.data.train_loader import TrainLoader
+from nonlocal_det.data.train_loader import BadDataError, TrainLoader
 from nonlocal_det.engine import hooks
 from nonlocal_det.engine.checks import check_training
+from nonlocal_det.engine.nonfinite import LossGuard, NonFiniteLossError
 from nonlocal_det.engine.preemption import stop_request
 
 __all__ = ["Trainer"]
@@ -76,6 +77,7 @@ class Trainer(DefaultTrainer):
         processes = comm.get_world_size()
         check_training(cfg, processes)
         self.cfg = cfg = self.auto_scale_workers(cfg, processes)
+        self.stopping = False  # whether a process was asked to stop after this iteration
         self.left = False  # whether training was left before its end
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
@@ -98,6 +100,7 @@ class Trainer(DefaultTrainer):
             keep=KEPT_CHECKPOINTS,
             trainer=weakref.proxy(self),
         )
+        self._guard = LossGuard(model, cfg.OUTPUT_DIR, cfg.SOLVER.SKIP_NONFINITE_STEPS)
         self.register_hooks(self.build_hooks())
 
     def resume_or_load(self, resume: bool = True) -> None:
@@ -155,6 +158,9 @@ class Trainer(DefaultTrainer):
 
         Raises:
             Preempted: a signal has stopped the run, which is saved.
+            BadDataError: too many images cannot be used (DATALOADER.MAX_BAD_FRACTION).
+            NonFiniteLossError: a loss is not finite (SOLVER.SKIP_NONFINITE_STEPS).
+            CheckpointError: a checkpoint cannot be written.
         """
         self.left = False
         try:
@@ -193,11 +199,25 @@ class Trainer(DefaultTrainer):
             set_random_states(self._resumed_states)
             self._resumed_states = None
 
-    def after_step(self) -> None:
-        """Run the hooks; a checkpoint that cannot be written ends training."""
+    def run_step(self) -> None:
+        """Do one step, or skip it in all processes if a loss of one is not finite."""
+        self._trainer.iter = self.iter
         try:
+            self._guard.run(self._trainer.run_step, self.iter)
+        except (BadDataError, NonFiniteLossError) as error:
+            self.leave(error)
+
+    def after_step(self) -> None:
+        """Tell the other processes what each alone can know, and run the hooks."""
+        loader = self.data_loader if isinstance(self.data_loader, TrainLoader) else None
+        stop = bool(stop_request())
+        said = comm.all_gather((stop, loader.take_bad() if loader else []))
+        self.stopping = any(stop for stop, _ in said)
+        try:
+            if loader:
+                loader.count_bad(image for _, images in said for image in images)
             super().after_step()
-        except CheckpointError as error:
+        except (BadDataError, CheckpointError) as error:
             self.leave(error)
 
     def after_train(self) -> None:
@@ -216,6 +236,7 @@ class Trainer(DefaultTrainer):
         if isinstance(self.data_loader, TrainLoader):
             state["data"] = self.data_loader.state_dict()
         state["random_states"] = self._random_states
+        state["skipped_steps"] = self._guard.skipped
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -239,6 +260,7 @@ class Trainer(DefaultTrainer):
                 f"OUTPUT_DIR {self.cfg.OUTPUT_DIR}: its last checkpoint cannot be resumed with this config: "
                 f"{error}; use that run's config, or give it as MODEL.WEIGHTS and a new OUTPUT_DIR"
             ) from error
+        self._guard.skipped = state.get("skipped_steps", 0)
         if isinstance(self.data_loader, TrainLoader):
             if "data" in state:
                 self.data_loader.load_state_dict(state["data"])

@@ -13,8 +13,10 @@ import torch
 
 pytest.importorskip("detectron2")
 
+from detectron2.structures import Boxes, Instances
+
 from nonlocal_det.data.sample_order import EpochOrder
-from nonlocal_det.data.train_loader import TrainLoader
+from nonlocal_det.data.train_loader import BadDataError, BadImage, TrainLoader
 
 DATA = [
     {"file_name": f"/data/{i}.jpg", "image_id": i, "width": 4 + i % 3, "height": 5, "annotations": []}
@@ -99,7 +101,7 @@ def test_other_data_are_said(caplog):
     caplog.clear()
     moved = make([{**image, "file_name": f"/elsewhere/{i}.jpg"} for i, image in enumerate(DATA)])
     moved.load_state_dict(loader.state_dict())
-    assert not caplog.text
+    assert "other training data" not in caplog.text
     fewer = make([{**image, "annotations": [{}]} for image in DATA])
     fewer.load_state_dict(loader.state_dict())
     assert "other training data" in caplog.text
@@ -126,7 +128,8 @@ def test_workers_leave_stop_signals_to_their_parent():
 
 def test_workers_end_when_their_parent_wants_it():
     loader = make(num_workers=2)
-    take(loader, 1)
+    batches = iter(loader)
+    next(batches)
     workers = multiprocessing.active_children()
     assert len(workers) == 2
     for worker in workers:
@@ -139,10 +142,79 @@ def test_workers_end_when_their_parent_wants_it():
 def test_closing_ends_the_workers_and_keeps_the_place():
     loader = make(num_workers=1)
     expected = take(make(), 4)
-    assert take(loader, 2) == expected[:2]
+    batches = iter(loader)
+    assert next(batches) == expected[0]
+    assert multiprocessing.active_children()
     loader.close()
     assert not multiprocessing.active_children()
-    assert take(loader, 2) == expected[2:]
+    assert take(loader, 3) == expected[1:]
+
+
+def draw_or_fail(image: dict) -> tuple:
+    if image["image_id"] in (2, 7):
+        raise OSError("cut short\nat the end")
+    return draw(image)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_that_cannot_be_used_costs_only_itself(workers, caplog):
+    loader = make(mapper=draw_or_fail, num_workers=workers, max_bad_fraction=0.2)
+    batches = take(loader, 12)
+    whole = take(make(), 12)
+    replaced = 0
+    for sample, other in zip(itertools.chain(*batches), itertools.chain(*whole), strict=True):
+        if other[0] in (2, 7):
+            assert sample[0] not in (2, 7)
+            replaced += 1
+        else:
+            assert sample == other
+    assert replaced == 4
+    assert batches == take(make(mapper=draw_or_fail), 12)  # the same others, however it is loaded
+    bad = loader.take_bad()
+    assert {image.index for image in bad} == {2, 7}
+    assert not loader.take_bad()
+    loader.count_bad(bad)
+    assert "without /data/7.jpg (id 7): OSError: cut short at the end" in caplog.text
+    assert caplog.text.count("Training goes on without") == 2
+
+    state = loader.state_dict()
+    with pytest.raises(BadDataError, match=r"MAX_BAD_FRACTION is 0\.2: 3 of 11 images cannot .*: x: y; mend"):
+        loader.count_bad([BadImage(4, "x", "y")])
+    resumed = make(max_bad_fraction=0.2)
+    resumed.load_state_dict(state)
+    resumed.count_bad(bad)
+    with pytest.raises(BadDataError):
+        resumed.count_bad([BadImage(4, "x", "y")])
+
+
+def fail(image: dict) -> tuple:
+    raise ValueError(f"no {image['image_id']}")
+
+
+def test_no_image_can_be_used():
+    with pytest.raises(
+        BadDataError, match=r"20 images in turn cannot be used: .*/data/\d+\.jpg .*ValueError: no"
+    ):
+        take(make(mapper=fail), 1)
+
+
+def test_images_that_the_mapper_passes_over_are_no_faults():
+    loader = make(mapper=lambda image: None if image["image_id"] == 2 else draw(image))
+    assert all(sample[0] != 2 for batch in take(loader, 12) for sample in batch)
+    assert not loader.take_bad()
+
+
+def test_boxes_that_are_not_finite_are_of_no_use():
+    def mapper(image: dict) -> dict:
+        boxes = torch.zeros(1, 4)
+        boxes[0, 0] = float("nan") if image["image_id"] == 2 else 0
+        return {"instances": Instances((5, 5), gt_boxes=Boxes(boxes)), "image_id": image["image_id"]}
+
+    loader = make(mapper=mapper)
+    assert all(sample["image_id"] != 2 for batch in take(loader, 12) for sample in batch)
+    assert {bad.reason for bad in loader.take_bad()} == {
+        "ValueError: gt_boxes has numbers that are not finite"
+    }
 
 
 def test_images_without_a_size():

@@ -151,6 +151,37 @@ def test_the_same_command_goes_on_after_a_signal(arguments, tmp_path, capsys):
     assert f"Starting training from iteration {done}\n" in capsys.readouterr().out
 
 
+def test_a_damaged_image_costs_one_sample_or_the_run(arguments, mini_coco, tmp_path, capsys):
+    content = json.loads((mini_coco / "coco" / "annotations" / "instances_train2017.json").read_text())
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(content["images"]):
+        data = (mini_coco / "coco" / "train2017" / image["file_name"]).read_bytes()
+        (tmp_path / "images" / image["file_name"]).write_bytes(data[:2000] if number == 1 else data)
+    (tmp_path / "train.json").write_text(json.dumps(content))
+    register = [["damaged_train", str(tmp_path / "train.json"), str(tmp_path / "images")]]
+    damaged = tmp_path / "images" / content["images"][1]["file_name"]
+
+    def run(fraction: float, output: str) -> int:
+        changes = {
+            "DATASETS__REGISTER": register,
+            "DATASETS__TRAIN": ("damaged_train",),
+            "DATASETS__TEST": (),
+            "DATALOADER__MAX_BAD_FRACTION": fraction,
+            "DATALOADER__NUM_WORKERS": 1,
+            "SOLVER__MAX_ITER": 5,
+        }
+        return main(arguments(output=tmp_path / output, **changes))
+
+    assert run(0.2, "good") == 0
+    assert (
+        f"Training goes on without {damaged} (id {content['images'][1]['id']}): " in capsys.readouterr().out
+    )
+    assert run(0.1, "bad") == 2
+    line = one_error_line(capsys)
+    assert "DATALOADER.MAX_BAD_FRACTION is 0.1: 1 of 6 images cannot be used" in line
+    assert str(damaged) in line
+
+
 def test_test_time_augmentation(arguments, tmp_path, capsys):
     changes = {"TEST__AUG__ENABLED": True, "TEST__AUG__MIN_SIZES": (48, 64), "SOLVER__MAX_ITER": 1}
     assert main(arguments(output=tmp_path / "out", **changes)) == 0
