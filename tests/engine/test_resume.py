@@ -258,7 +258,7 @@ def fork(cfg, started: Path) -> int:
         os._exit(1)
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 def test_kills_at_random_moments_change_nothing(config, tmp_path, kills):
     changes = {"SOLVER__CHECKPOINT_PERIOD": 1, "SOLVER__MAX_ITER": 6 * kills, "TEST__EVAL_PERIOD": 0}
     straight = fork(config(tmp_path / "straight", **changes), tmp_path / "straight_started")
