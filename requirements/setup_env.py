@@ -62,7 +62,7 @@ print(json.dumps(facts))
 PARENT_PROBE = """
 import json, pathlib, sys
 from importlib.metadata import distributions
-import detectron2, numpy, torch, torchvision
+import detectron2.config, detectron2.modeling, torchvision
 versions = {}
 for found in distributions():
     name = found.metadata["Name"]
@@ -214,10 +214,13 @@ def write_stamp(venv: Path, python: str, detectron2: str, key: str = "") -> None
 
 def make_venv(venv: Path, python: "dict[str, Any]", detectron2: str, *, system: bool) -> Path:
     """Make an empty environment with pip in it and return its interpreter."""
-    if venv.exists():
-        shutil.rmtree(str(venv))
-    venv.mkdir(parents=True)
-    write_stamp(venv, python["executable"], detectron2)  # first: an interrupted one is then known as ours
+    venv.mkdir(parents=True, exist_ok=True)
+    write_stamp(venv, python["executable"], detectron2)  # before all else: however far this comes, it is ours
+    for path in venv.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(str(path))
+        elif path.name != STAMP:
+            path.unlink()
     command = [python["executable"], "-m", "venv", *(["--system-site-packages"] if system else []), str(venv)]
     if subprocess.run(command).returncode:
         raise SetupError(f"{' '.join(command)} failed (see above): mend that, or {ANOTHER_PYTHON}")
@@ -299,6 +302,8 @@ def install_on_top(venv: Path, python: "dict[str, Any]") -> "tuple[Path, list[Pa
             f"{executable} has Detectron2 but cannot import it ({error}): mend it, or {ANOTHER_DETECTRON2}"
         ) from error
     venv_python = make_venv(venv, python, "", system=parent["sees_base"])
+    if tuple(python["version"]) < (3, 12):  # venv puts an old setuptools there, which would hide the parent's
+        run_quietly([str(venv_python), "-m", "pip", "uninstall", "--yes", "setuptools"])
     added = show_packages(venv_python, parent["path"])
     if added:
         say(f"packages are also taken from {', '.join(added)}")

@@ -299,6 +299,20 @@ def test_an_unfinished_one_is_made_anew(setup_script, steps, tmp_path, monkeypat
     assert len(steps) == 2
 
 
+def test_one_interrupted_while_the_old_is_removed_is_still_known(setup_script, tmp_path, monkeypatch):
+    venv = tmp_path / "venv"
+    (venv / "lib").mkdir(parents=True)
+    setup_script.write_stamp(venv, "python3", "", "an old key")
+
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(setup_script.shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        setup_script.make_venv(venv, {**FACTS, "executable": "python3"}, "", system=False)
+    assert setup_script.read_stamp(venv) == {"python": "python3", "detectron2": "", "key": ""}
+
+
 def test_choices_are_kept_until_others_are_made(setup_script, steps, tmp_path):
     source = tmp_path / "detectron2"
     source.mkdir()
@@ -329,6 +343,8 @@ def test_environment_on_top_of_a_virtual_environment(setup_script, tmp_path):
         make_package(site, name, version)
     # Detectron2 built from source is an editable install: a .pth file that names its folder.
     make_package(tmp_path / "source", "detectron2", "0.6")
+    for module in ("config", "modeling"):
+        (tmp_path / "source" / "detectron2" / f"{module}.py").touch()
     (site / "editable.pth").write_text(f"{tmp_path / 'source'}\n")
 
     facts = setup_script.find_python(str(parent / "bin" / "python"))

@@ -17,6 +17,7 @@ from torch import nn
 
 from nonlocal_det.checkpoint.files import CheckpointIndex, SavedFile, hash_file, write_whole
 from nonlocal_det.checkpoint.report import CheckpointError, LoadReport, compare
+from nonlocal_det.checkpoint.safe import read_checkpoint
 from nonlocal_det.layers import NonLocalBlock
 
 __all__ = ["NonLocalCheckpointer", "compile_allow_missing", "find_weights"]
@@ -224,24 +225,20 @@ class NonLocalCheckpointer(DetectionCheckpointer):
             )
 
     def _load_file(self, filename: str) -> dict[str, Any]:
-        try:
-            loaded = super()._load_file(filename)
-        except MemoryError:
-            raise
-        except Exception as error:
-            # Readers of pickle and zip raise nearly every type on a file that is something else.
-            # Some explain it on many lines: the first sentence tells which check failed.
-            detail = str(error).strip().partition("\n")[0].partition(". ")[0]
-            raise CheckpointError(
-                f"weights {self._path}: not a checkpoint, or damaged ({type(error).__name__}"
-                f"{': ' + detail if detail else ''}); give a .pth of PyTorch's or a .pkl of Detectron2's"
-            ) from error
+        if filename.endswith((".pkl", ".pyth")):  # upstream would run what is in them
+            loaded = _as_upstream_returns(read_checkpoint(filename), filename)
+        else:
+            try:
+                loaded = super()._load_file(filename)
+            except ValueError as error:
+                if isinstance(error, CheckpointError):
+                    raise
+                raise CheckpointError(f"weights {self._path}: {error}") from error
         _check_layout(loaded.get("model"), self._path)
         return loaded
 
     def _torch_load(self, f: str) -> Any:
-        # PyTorch before 2.6 would run code in the file by default.
-        return torch.load(f, map_location="cpu", weights_only=True)
+        return read_checkpoint(f)
 
     def _load_model(self, checkpoint: dict[str, Any]) -> Any:
         try:
@@ -310,6 +307,19 @@ def find_weights(path: str) -> str:
     if not os.path.getsize(local):
         raise CheckpointError(f"weights {path}: an empty file; was it copied or downloaded to the end?")
     return local
+
+
+def _as_upstream_returns(content: dict[str, Any], filename: str) -> dict[str, Any]:
+    """Sort the content of a .pkl or .pyth into what upstream's checkpointer makes of these files."""
+    if filename.endswith(".pyth"):  # pycls
+        weights, author, dropped = content.get("model_state"), "pycls", "num_batches_tracked"
+    elif "model" in content and "__author__" in content:
+        return content
+    else:  # Caffe2: a detector has "blobs", an ImageNet backbone is one flat dict
+        weights, author, dropped = content.get("blobs", content), "Caffe2", "_momentum"
+    if isinstance(weights, Mapping):
+        weights = {name: value for name, value in weights.items() if not str(name).endswith(dropped)}
+    return {"model": weights, "__author__": author, "matching_heuristics": True}
 
 
 def _check_layout(weights: Any, path: str) -> None:

@@ -10,10 +10,11 @@ import contextlib
 import math
 import os
 import pickle
+import pickletools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -110,8 +111,6 @@ def _read_torch(path: Path) -> Any:
         with _numpy_stand_ins():
             content = torch.load(path, map_location="cpu", weights_only=True)
         return _plain(content, set())
-    except MemoryError:
-        raise
     except Exception as error:
         # "Unsupported global: GLOBAL os.system ..." or "Unsupported class os.system", by version.
         found = re.search(r"(?:GLOBAL|[Cc]lass|function|instantiate) `?([\w.]+\.[\w.]+)", str(error))
@@ -124,10 +123,17 @@ def _numpy_stand_ins() -> contextlib.AbstractContextManager[Any]:
     """Let ``torch.load`` read numpy's numbers, kept beside weights, as pickles are read."""
     if not hasattr(torch.serialization, "safe_globals"):  # PyTorch 2.5
         return contextlib.nullcontext()
-    names = {name: made for name, made in _globals().items() if name.startswith("numpy.")}
-    names |= {name.replace("numpy.core", "numpy._core"): made for name, made in names.items()}
-    kinds = [(kind, f"{kind.__module__}.{kind.__name__}") for kind in (_Array, _Number, _DType)]
-    return torch.serialization.safe_globals([*kinds, *((made, name) for name, made in names.items())])
+    allowed: list[Any] = [_Array, _Number, _DType]
+    for package in ("numpy.core", "numpy._core"):  # before and from numpy 2
+        for name, function in _globals().items():
+            if name.startswith("numpy."):
+                # PyTorch knows what it may call by the name that it has.
+                function.__module__, _, function.__name__ = name.replace("numpy.core", package).rpartition(
+                    "."
+                )
+                function.__qualname__ = function.__name__
+                allowed.append(function)
+    return torch.serialization.safe_globals(allowed)
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -148,15 +154,22 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 def _read_pickle(path: Path) -> Any:
     with open(path, "rb") as file:
         try:
+            _check_memo(file)
+            file.seek(0)
             # latin1 takes Python 2's byte strings, which arrays are kept in, as they are.
             return _plain(_ArrayUnpickler(file, encoding="latin1").load(), set())
         except _Refused as refused:
             raise _refused(path, str(refused)) from None
-        except MemoryError:
-            raise
         except Exception as error:
             # A pickle machine fed with something else raises nearly every type.
             raise _damaged(path, error) from None
+
+
+def _check_memo(file: BinaryIO) -> None:
+    """Refuse a place in the memo that no pickle of this length can have: room for it would be made."""
+    for operation, argument, position in pickletools.genops(file):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > position:
+            raise ValueError(f"a memo of {argument} places in {position} bytes")
 
 
 class _Refused(Exception):  # noqa: N818
@@ -263,6 +276,7 @@ def _plain(value: Any, seen: set[int]) -> Any:
 
 
 def _refused(path: str | os.PathLike[str], name: str) -> CheckpointError:
+    name = _one_line(name)
     return CheckpointError(
         f"weights {path}: refused, as loading it would call {name}; weights are tensors in plain containers: "
         "if you trust the file, save the model's state_dict() alone with the program that made it"
@@ -270,9 +284,15 @@ def _refused(path: str | os.PathLike[str], name: str) -> CheckpointError:
 
 
 def _damaged(path: str | os.PathLike[str], error: Exception) -> CheckpointError:
-    lines = str(error).strip().splitlines()
-    what = ": ".join([type(error).__name__, *lines[:1]])
+    # Some explain themselves at length: the first sentence tells what failed.
+    first = str(error).strip().partition("\n")[0].partition(". ")[0]
+    what = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return CheckpointError(
-        f"weights {path}: not a checkpoint, or damaged ({what[:200]}); "
+        f"weights {path}: not a checkpoint, or damaged ({_one_line(what)}); "
         "give a .pth of PyTorch's, a .pkl of Detectron2's or Caffe2's, or a .safetensors file"
     )
+
+
+def _one_line(text: str) -> str:
+    """Return text that came out of a file so that it can be shown."""
+    return "".join(char if char.isprintable() else "?" for char in text)[:200]

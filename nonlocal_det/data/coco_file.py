@@ -158,7 +158,7 @@ def _describe_polygons(polygons: list[Any]) -> Mask:
     for polygon in polygons:
         if not isinstance(polygon, list):
             return Mask("broken", why=f"a polygon is {_a(polygon)}, not a list x, y, x, y, ...")
-        if not _finite(polygon):
+        if not finite_numbers(polygon):
             return Mask("broken", why="a polygon holds something else than finite numbers")
         if len(polygon) < 6 or len(polygon) % 2:
             short += 1
@@ -190,7 +190,7 @@ def _describe_rle(rle: dict[str, Any]) -> Mask:
 def _describe_keypoints(values: Any) -> Keypoints | None:
     if values is None or values == []:
         return None
-    if not isinstance(values, list) or not _finite(values):
+    if not isinstance(values, list) or not finite_numbers(values):
         return Keypoints(-1)
     labelled = sum(v > 0 for v in values[2::3])
     low = min(values)
@@ -200,8 +200,32 @@ def _describe_keypoints(values: Any) -> Keypoints | None:
     return Keypoints(len(values), labelled, min(low, 0.0))
 
 
-def _finite(values: list[Any]) -> bool:
-    """Return whether a list holds finite numbers only."""
+def is_id(value: Any) -> bool:
+    """Return whether a value works as an id: a whole number, 0 to 2**63; 3.0 is 3."""
+    return (type(value) is int or (type(value) is float and value.is_integer())) and 0 <= value < 2**63
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return type(value) in (int, float) and finite_numbers([value])
+
+
+def is_box(box: Any) -> bool:
+    """Return whether a value is a list of 4 finite numbers."""
+    return type(box) is list and len(box) == 4 and finite_numbers(box)
+
+
+def has_size(image: dict[str, Any]) -> bool:
+    """Return whether an image has a width and height that pictures can have."""
+    return all(is_number(image.get(side)) and 0 < image[side] < 2**31 for side in ("width", "height"))
+
+
+def finite_numbers(values: list[Any]) -> bool:
+    """Return whether a list holds finite numbers only.
+
+    Args:
+        values: of any type.
+    """
     try:
         return math.isfinite(sum(array("d", values)))
     except (TypeError, OverflowError):

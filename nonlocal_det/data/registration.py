@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 from detectron2.config import CfgNode
@@ -15,7 +16,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import load_coco_json
 from detectron2.data.datasets.builtin_meta import KEYPOINT_CONNECTION_RULES
 
-from nonlocal_det.data.coco_file import CocoFile, DatasetError, read_coco
+from nonlocal_det.data.coco_file import CocoFile, DatasetError, is_id, read_coco
 from nonlocal_det.data.keypoints import flip_pairs, oks_sigmas
 
 __all__ = ["DatasetError", "Summary", "apply_datasets", "register_from_config", "summarize"]
@@ -140,9 +141,10 @@ def summarize_file(file: CocoFile) -> Summary:
         DatasetError: as there.
     """
     for category in file.categories:
-        if type(category.get("id")) not in (int, float) or not isinstance(category.get("name"), str):
+        if not is_id(category.get("id")) or not isinstance(category.get("name"), str):
             raise DatasetError(
-                f'{file.path}: a category needs a number as "id" and text as "name", but one is {category}'
+                f'{file.path}: a category needs a whole number as "id" and text as "name", but one is '
+                f"{short(category)}"
             )
     if not file.categories:
         raise DatasetError(f'{file.path}: "categories" is empty, so there is no class to learn')
@@ -180,10 +182,12 @@ def _keypoints(
         raise DatasetError(
             f"{file.path}: category {named[0]['name']!r} names two keypoints alike: {', '.join(names)}"
         )
-    lines = named[0].get("skeleton") or []
+    lines = named[0].get("skeleton")
+    lines = lines if isinstance(lines, list) else []
+    pairs = [line for line in lines if isinstance(line, list) and len(line) == 2]
     return names, tuple(
         (names[a - 1], names[b - 1])
-        for a, b in (line for line in lines if isinstance(line, list) and len(line) == 2)
+        for a, b in pairs
         if type(a) is type(b) is int and min(a, b) >= 1 and max(a, b) <= len(names)
     )
 

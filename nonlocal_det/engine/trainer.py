@@ -21,7 +21,7 @@ from detectron2.engine import (
     create_ddp_model,
 )
 from detectron2.engine import hooks as upstream
-from detectron2.evaluation import COCOEvaluator, DatasetEvaluator
+from detectron2.evaluation import DatasetEvaluator
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
@@ -36,6 +36,7 @@ from nonlocal_det.engine import hooks
 from nonlocal_det.engine.checks import check_training
 from nonlocal_det.engine.nonfinite import LossGuard, NonFiniteLossError
 from nonlocal_det.engine.preemption import stop_request
+from nonlocal_det.evaluation import COCOEvaluator
 
 __all__ = ["Trainer"]
 

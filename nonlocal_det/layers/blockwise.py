@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from .precision import full_precision
 
-_MIN_ROWS = 128  # with fewer rows a matrix product is slow, whatever the byte limit
+_MIN_ROWS = 256  # with fewer rows the matrix products are slower, whatever the byte limit
 
 
 class ChunkedGaussian(Function):
@@ -73,10 +73,12 @@ class ChunkedGaussian(Function):
                     dg[samples].baddbmm_(dy_rows, weights)
                 if dtheta is None and dphi is None:
                     continue
-                # Softmax backward: dlogits = weights * (dweights - sum_j weights * dweights).
-                dweights = torch.bmm(dy_rows.transpose(1, 2), g[samples], out=scratch(2, samples, rows))
-                product = torch.mul(weights, dweights, out=scratch(0, samples, rows))
-                dlogits = dweights.sub_(product.sum(dim=2, keepdim=True)).mul_(weights)
+                dweights = torch.bmm(dy_rows.transpose(1, 2), g[samples], out=scratch(0, samples, rows))
+                # dlogits = weights * (dweights - sum_j weights * dweights), in one pass.
+                dlogits = scratch(2, samples, rows)
+                torch.ops.aten._softmax_backward_data.out(
+                    dweights, weights, 2, weights.dtype, grad_input=dlogits
+                )
                 if dtheta is not None:
                     dtheta[samples, :, rows].baddbmm_(
                         phi[samples], dlogits.transpose(1, 2), beta=0, alpha=ctx.scale

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -33,18 +34,18 @@ class Limits:
         matrix: largest N x M matrix that is built whole.
         chunk: size of one chunk of rows of the matrix (the Gaussian functions) or of channels
         (concatenation).
-        keep: how much of the weights the chunked form keeps for its backward pass; it computes the others
-            again.
+        keep: how much of the weights the chunked form keeps for its backward pass, in units of the bytes of
+            theta and y, so that memory grows with the positions and not with their square. It computes the
+            others again, which costs a seventh matrix product.
     """
 
     matrix: int
     chunk: int
-    keep: int
+    keep: float
 
 
-# CPU: a chunk should stay in the last-level cache; keeping weights saves one of seven matrix products.
-# CUDA: larger chunks keep the device busy.
-_LIMITS = {"cpu": Limits(4 * MIB, 8 * MIB, 128 * MIB), "cuda": Limits(64 * MIB, 128 * MIB, 0)}
+# CPU: chunks that stay in the last-level cache. CUDA: large enough to keep the device busy.
+_LIMITS = {"cpu": Limits(4 * MIB, 4 * MIB, 2.0), "cuda": Limits(64 * MIB, 128 * MIB, 1.0)}
 
 _forced: list[str] = []
 _limits: list[Limits] = []
@@ -56,7 +57,7 @@ def evaluate_with(
     *,
     matrix_bytes: int | None = None,
     chunk_bytes: int | None = None,
-    keep_bytes: int | None = None,
+    keep: float | None = None,
 ) -> Iterator[None]:
     """Forces a form, or other byte limits, on the pairwise functions called inside.
 
@@ -67,7 +68,7 @@ def evaluate_with(
             product), "sorted" (concatenation). A function that lacks it keeps its own choice.
         matrix_bytes: replaces `Limits.matrix`.
         chunk_bytes: replaces `Limits.chunk`.
-        keep_bytes: replaces `Limits.keep`.
+        keep: replaces `Limits.keep`.
 
     Raises:
         ValueError: an unknown form.
@@ -75,7 +76,7 @@ def evaluate_with(
     known = sorted({name for forms in FORMS.values() for name in forms})
     if form is not None and form not in known:
         raise ValueError(f"form={form!r} is unknown; use one of {known}")
-    changes = {"matrix": matrix_bytes, "chunk": chunk_bytes, "keep": keep_bytes}
+    changes = {"matrix": matrix_bytes, "chunk": chunk_bytes, "keep": keep}
     changes = {name: value for name, value in changes.items() if value is not None}
     before = _forced[:], _limits[:]
     if form is not None:
@@ -119,7 +120,10 @@ def choose_form(function: str, theta: Tensor, phi: Tensor, g: Tensor) -> str:
         return "matrix"
     if function == "concatenation":
         return "sorted"
-    if theta.is_cuda and not torch.cuda.is_current_stream_capturing():
+    # The fused backward pass adds in any order, and nothing can be timed while a CUDA graph is recorded.
+    if theta.is_cuda and not (
+        torch.are_deterministic_algorithms_enabled() or torch.cuda.is_current_stream_capturing()
+    ):
         return fastest_gaussian_form(theta.device, theta.dtype, compared, values)
     return "chunked"
 
@@ -140,23 +144,24 @@ def fastest_gaussian_form(device: torch.device, dtype: torch.dtype, compared: in
     from .pairwise import gaussian  # here: pairwise.py imports this module
 
     queries, keys = 4096, 1024
-    theta = torch.randn(1, compared, queries, device=device, dtype=dtype, requires_grad=True)
-    phi = torch.randn(1, compared, keys, device=device, dtype=dtype, requires_grad=True)
-    g = torch.randn(1, values, keys, device=device, dtype=dtype, requires_grad=True)
+    # Zeros: times do not depend on the values, and a random draw would change the user's sequence.
+    shapes = ((1, compared, queries), (1, compared, keys), (1, values, keys))
+    inputs = [torch.zeros(s, device=device, dtype=dtype, requires_grad=True) for s in shapes]
 
     def step() -> None:
         with torch.enable_grad():
-            y = gaussian(theta, phi, g, compared**-0.5)
-        torch.autograd.grad(y, (theta, phi, g), torch.ones_like(y))
+            y = gaussian(*inputs, compared**-0.5)
+        torch.autograd.grad(y, inputs, torch.ones_like(y))
 
     times = {}
     for form in ("chunked", "fused"):
-        with evaluate_with(form):
+        with evaluate_with(form), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says at length why a kernel does not fit
             try:
                 times[form] = _seconds(step, device)
-            except RuntimeError:  # no fused kernel for this device, type or length
+            except RuntimeError:  # no fused kernel for this device, type or length, or no memory
                 continue
-    return min(times, key=times.__getitem__)
+    return min(times, key=times.__getitem__, default="chunked")
 
 
 def _seconds(step: Callable[[], None], device: torch.device, repeats: int = 3) -> float:

@@ -18,6 +18,7 @@ from .pairwise import (
     gaussian,
     gaussian_weights,
 )
+from .precision import at_least_float, full_precision
 
 POOLS = ("input", "embedding", "none")
 INITS = ("msra", "normal")
@@ -37,10 +38,10 @@ class _NormMixin:
 
     def _convolve(self, x: Tensor) -> Tensor:
         """Keeps float32 input in float32: autocast to float16 it might be infinite, and 0 * inf is NaN."""
-        if x.dtype != torch.float32 or not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != torch.float32:
             return self._conv_forward(x.to(self.weight.dtype), self.weight, self.bias)
-        with torch.autocast(x.device.type, enabled=False):
-            return self._conv_forward(x, self.weight, self.bias)
+        with full_precision(x.device):
+            return self._conv_forward(x.to(self.weight.dtype), self.weight, self.bias)
 
 
 class _Conv1dNorm(_NormMixin, nn.Conv1d):
@@ -207,12 +208,14 @@ class NonLocalBlock(nn.Module):
         keys = self._keys(x)
         grid = keys.shape[2:]
         phi = keys.flatten(2)
-        if self.w_f is not None:
-            weights = concatenation_weights(theta, phi, self.w_f.weight)
-        elif self.pairwise == "dot_product":
-            weights = dot_product_weights(theta, phi)
-        else:
-            weights = gaussian_weights(theta, phi, self.logit_scale)
+        with full_precision(x.device):
+            theta, phi = at_least_float(theta), at_least_float(phi)
+            if self.w_f is not None:
+                weights = concatenation_weights(theta, phi, at_least_float(self.w_f.weight))
+            elif self.pairwise == "dot_product":
+                weights = dot_product_weights(theta, phi)
+            else:
+                weights = gaussian_weights(theta, phi, self.logit_scale)
         return weights.unflatten(2, grid)
 
     def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:

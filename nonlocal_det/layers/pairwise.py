@@ -170,7 +170,8 @@ def _gaussian(theta: Tensor, phi: Tensor, g: Tensor, scale: float) -> Tensor:
         else:
             limits = limits_for(g.device)
             has_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (theta, phi, values))
-            keep_bytes = limits.keep if has_backward else 0
+            size = (theta.numel() + theta.shape[0] * values.shape[1] * theta.shape[2]) * theta.element_size()
+            keep_bytes = int(limits.keep * size) if has_backward else 0
             y = ChunkedGaussian.apply(theta, phi, values, scale, limits.chunk, keep_bytes)
         return y.to(g.dtype)
 

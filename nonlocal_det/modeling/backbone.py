@@ -82,7 +82,9 @@ def build_nonlocal_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
         options.pairwise,
         f"{total:,}",
         node.BACKBONE,
-        tabulate(rows, ("name", "where (blocks from 0)", "C", "C'", "parameters", "state"), "pipe", intfmt=","),
+        tabulate(
+            rows, ("name", "where (blocks from 0)", "C", "C'", "parameters", "state"), "pipe", intfmt=","
+        ),
     )
     return backbone
 

@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         target=args.target,
         places=places,
         base=args.base,
+        skip=args.skip,
         blocks_only=args.blocks_only,
+        allow_missing=args.allow_missing,
         unpadded_pool=args.unpadded_pool,
         allow_moved=args.allow_moved,
         strip_trained=args.strip_trained,
@@ -93,6 +95,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--base", metavar="FILE", help="weights that give what IN lacks, such as the backbone's"
+    )
+    parser.add_argument(
+        "--skip", default="", metavar="REGEX", help="leave out tensors of IN in whose names REGEX is found"
+    )
+    parser.add_argument(
+        "--allow-missing",
+        default="",
+        metavar="REGEX",
+        help="go on although tensors of the model are missing, if REGEX is found in the name of each",
     )
     parser.add_argument("--blocks-only", action="store_true", help="take the non-local blocks of IN alone")
     parser.add_argument(

@@ -40,8 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parse(argv)
 
+    from detectron2.utils.logger import setup_logger
+
     from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
     from nonlocal_det.config import get_config
+    from nonlocal_det.data.checks import check_before_training
     from nonlocal_det.engine import Preempted, check_run, count_processes, launch_processes
 
     # Here already, so that a mistake is found before any process starts.
@@ -50,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     compile_allow_missing(args.allow_missing)
     cfg = get_config(args.config_file, args.opts)
     check_run(cfg, processes=processes, eval_only=args.eval_only, resume=args.resume)
+    # What is found in the data belongs in the run's log, too.
+    setup_logger(cfg.OUTPUT_DIR, distributed_rank=args.machine_rank * args.num_gpus, name="nonlocal_det")
+    check_before_training(cfg, eval_only=args.eval_only)
     try:
         launch_processes(run, *where, args=(args,))
     except Preempted as stopped:

@@ -337,7 +337,7 @@ class TestNotACheckpoint:
             ("empty.pth", b"", "an empty file"),
             ("text.pth", b"not a checkpoint", "not a checkpoint, or damaged"),
             ("text.pkl", b"not a checkpoint", "not a checkpoint, or damaged"),
-            ("list.pkl", pickle.dumps([1, 2]), "not a checkpoint, or damaged"),
+            ("list.pkl", pickle.dumps([1, 2]), "holds a list, not weights by name"),
             (
                 "nested.pkl",
                 pickle.dumps({"model": {"a": 1}}),
@@ -405,12 +405,17 @@ class TestNotACheckpoint:
             NonLocalCheckpointer(model, allow_missing="(")
 
 
-def test_code_in_a_pth_file_does_not_run(make, tmp_path):
+@pytest.mark.parametrize("suffix", ["pth", "pkl"])
+def test_code_in_a_file_does_not_run(make, tmp_path, suffix):
     class Touch:
         def __reduce__(self):
             return (open, (str(tmp_path / "touched"), "w"))
 
-    torch.save({"model": {"a": Touch()}}, tmp_path / "w.pth")
-    with pytest.raises(CheckpointError, match="not a checkpoint"):
-        NonLocalCheckpointer(make(MASK)).load(str(tmp_path / "w.pth"))
+    path = tmp_path / f"w.{suffix}"
+    if suffix == "pth":
+        torch.save({"model": {"a": Touch()}}, path)
+    else:
+        path.write_bytes(pickle.dumps({"model": {"a": Touch()}, "__author__": "somebody"}))
+    with pytest.raises(CheckpointError, match=rf"{path.name}: refused, as loading it would call io\.open"):
+        NonLocalCheckpointer(make(MASK)).load(str(path))
     assert not (tmp_path / "touched").exists()

@@ -422,7 +422,7 @@ def test_cocos_flip_pairs():
     [
         (lambda d: d.update(categories=[]), '"categories" is empty'),
         (lambda d: d["categories"][0].pop("name"), 'as "name"'),
-        (lambda d: d["categories"][0].update(id="x"), 'a number as "id"'),
+        (lambda d: d["categories"][0].update(id="x"), 'a whole number as "id"'),
         (lambda d: d.pop("images"), 'it has no "images"'),
     ],
 )

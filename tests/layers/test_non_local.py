@@ -286,3 +286,11 @@ def test_wrong_options(kwargs, message):
 def test_wrong_number_of_axes():
     with pytest.raises(ValueError, match=r"\[4, 8, 8\].*ndim=2.*4 axes"):
         NonLocalBlock(4)(torch.zeros(4, 8, 8))
+
+
+@pytest.mark.parametrize("pairwise", PAIRWISE_FUNCTIONS)
+def test_meta_device_gives_shapes(pairwise):
+    with torch.device("meta"):
+        block, x = NonLocalBlock(64, pairwise=pairwise), torch.empty(2, 64, 60, 70, requires_grad=True)
+    block(x).sum().backward()
+    assert x.grad.shape == x.shape

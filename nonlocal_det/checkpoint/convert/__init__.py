@@ -5,7 +5,6 @@ from __future__ import annotations
 from nonlocal_det.checkpoint.convert.conversion import TARGETS, convert_checkpoint
 from nonlocal_det.checkpoint.convert.report import ConversionReport, Move, Setting
 from nonlocal_det.checkpoint.convert.sources import SOURCES
-from nonlocal_det.checkpoint.convert.stem import UnpaddedPoolStem, unpad_stem_pool
 
 __all__ = [
     "SOURCES",
@@ -13,7 +12,5 @@ __all__ = [
     "ConversionReport",
     "Move",
     "Setting",
-    "UnpaddedPoolStem",
     "convert_checkpoint",
-    "unpad_stem_pool",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from detectron2.config import CfgNode
 from detectron2.modeling import build_model
 from torch import Tensor, nn
 
+from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
 from nonlocal_det.checkpoint.convert.draft import COUNTER, Draft, Entry, Source, read_draft
 from nonlocal_det.checkpoint.convert.output import SUFFIXES, config_text, write_all
 from nonlocal_det.checkpoint.convert.report import ConversionReport, Move, Setting
@@ -20,6 +22,7 @@ from nonlocal_det.checkpoint.convert.settings import (
     check_architecture,
     config_places,
     decide_settings,
+    get_value,
     place_named,
 )
 from nonlocal_det.checkpoint.convert.sources import SOURCES
@@ -48,7 +51,9 @@ def convert_checkpoint(
     target: str = "nonlocal_det",
     places: Mapping[str, str] | None = None,
     base: str | os.PathLike[str] | None = None,
+    skip: str = "",
     blocks_only: bool = False,
+    allow_missing: str = "",
     unpadded_pool: bool = False,
     allow_moved: bool = False,
     strip_trained: bool = False,
@@ -67,7 +72,9 @@ def convert_checkpoint(
         places: prefix of a block in the file -> its place, such as "res4.5". Blocks whose names do not say
             where they are go to the config's places in order, if there are as many.
         base: another weight file, which gives what this one lacks.
+        skip: regular expression; tensors of the file in whose names it is found are not needed.
         blocks_only: take the non-local blocks alone.
+        allow_missing: regular expression; what is missing is allowed if it is found in the name of each.
         unpadded_pool: make the config's stem that of the authors, see
             :mod:`nonlocal_det.checkpoint.convert.stem`.
         allow_moved: put blocks that work inside a residual branch after the residual block.
@@ -83,13 +90,16 @@ def convert_checkpoint(
         OSError: a file cannot be read or written.
     """
     path, out = Path(path), Path(out)
-    _check_paths(path, out, overwrite, config=target != "mmcv")
+    _check_paths(
+        [path, _config_path(config_file), *map(Path, [base] if base else [])], out, overwrite, target
+    )
+    allowed = compile_allow_missing(allow_missing)
     cfg = get_config(config_file, opts)
-    found, draft = _read(path, source)
-    if base is not None:
-        draft = _over(draft, _read(Path(base), "auto")[1])
+    found, draft = _read(path, source, skip)
     if blocks_only:
         _drop_entries(draft)
+    if base is not None:
+        draft = _over(draft, _read(Path(base), "auto", skip)[1])
     try:
         check_architecture(cfg, draft)
         _place_blocks(draft, cfg, places or {}, allow_moved)
@@ -100,7 +110,7 @@ def convert_checkpoint(
     report = ConversionReport(str(path), found.title, settings=settings, notes=[*draft.notes, *notes])
 
     model = _build(cfg)
-    tensors = _fit(draft, model, report)
+    tensors = _fit(draft, model, report, allowed)
     if target == "nonlocal_det":
         config_values = {key: setting.value for key, setting in settings.items()}
     else:
@@ -108,7 +118,7 @@ def convert_checkpoint(
     author = f"nonlocal_det, from {found.title}"
     text = None
     if target != "mmcv":
-        given = {key: _get(cfg, key) for key in opts[0::2]}
+        given = {key: get_value(cfg, key) for key in opts[0::2]}
         values = given | config_values | {"MODEL.WEIGHTS": str(out.resolve())}
         text = config_text(
             _config_path(config_file), values, f"What the weights {out.name} assume ({author})."
@@ -117,20 +127,24 @@ def convert_checkpoint(
     return report
 
 
-def _check_paths(path: Path, out: Path, overwrite: bool, *, config: bool) -> None:
+def _check_paths(inputs: list[Path], out: Path, overwrite: bool, target: str) -> None:
     if out.suffix not in SUFFIXES:
         raise CheckpointError(f"{out}: the suffix says what is written; give {' or '.join(SUFFIXES)}")
-    for target in (out, out.with_suffix(".yaml")) if config else (out,):
-        if not target.exists():
+    for file in (out, out.with_suffix(".yaml")) if target != "mmcv" else (out,):
+        if not file.exists():
             continue
-        if target.samefile(path) if path.exists() else False:
-            raise CheckpointError(f"{target}: is the file to convert; write to another")
-        if target.is_dir() or not overwrite:
-            raise CheckpointError(f"{target}: exists; write to another, or add --overwrite")
+        if any(path.exists() and file.samefile(path) for path in inputs):
+            raise CheckpointError(f"{file}: is read for the conversion; write to another")
+        if file.is_dir() or not overwrite:
+            raise CheckpointError(f"{file}: exists; write to another, or add --overwrite")
 
 
-def _read(path: Path, name: str) -> tuple[Source, Draft]:
+def _read(path: Path, name: str, skip: str) -> tuple[Source, Draft]:
     """Read a weight file and sort its tensors."""
+    try:
+        unwanted = re.compile(skip or "(?!)")
+    except re.error as error:
+        raise CheckpointError(f"--skip {skip!r}: not a regular expression ({error})") from None
     if path.suffix == ".onnx":
         source = SOURCES["onnx"]
         if name not in ("auto", source.name):
@@ -140,10 +154,12 @@ def _read(path: Path, name: str) -> tuple[Source, Draft]:
         content = read_checkpoint(path)
         weights, rest = _unwrap(path, content)
         source = _recognise(path, list(weights), name)
+    wanted = {key: value for key, value in weights.items() if not unwanted.search(key)}
     try:
-        draft = read_draft(source, weights, rest)
+        draft = read_draft(source, wanted, rest)
     except CheckpointError as error:
         raise CheckpointError(f"weights {path}: {error}") from None
+    draft.skipped.update(dict.fromkeys(weights.keys() - wanted.keys(), "asked for by --skip"))
     return source, draft
 
 
@@ -183,11 +199,14 @@ def _recognise(path: Path, names: list[str], name: str) -> Source:
 
 
 def _over(draft: Draft, base: Draft) -> Draft:
-    """Return a draft with what it lacks taken from another."""
+    """Return a draft with what it lacks outside of blocks taken from another."""
+    unused = [entry.origin for name, entry in base.entries.items() if name in draft.entries]
+    unused += [entry.origin for parts in base.blocks.values() for entry in parts.values()]
+    why = "in the file of --base alone, which gives what the other lacks outside of blocks"
     return replace(
         draft,
         entries={**base.entries, **draft.entries},
-        skipped={**base.skipped, **draft.skipped},
+        skipped={**dict.fromkeys(unused, why), **base.skipped, **draft.skipped},
         leftovers=[*draft.leftovers, *base.leftovers],
         notes=[*draft.notes, *base.notes],
         pixels=draft.pixels or base.pixels,
@@ -257,7 +276,9 @@ def _build(cfg: CfgNode) -> nn.Module:
         return build_model(cfg)
 
 
-def _fit(draft: Draft, model: nn.Module, report: ConversionReport) -> dict[str, Tensor]:
+def _fit(
+    draft: Draft, model: nn.Module, report: ConversionReport, allowed: re.Pattern[str] | None
+) -> dict[str, Tensor]:
     """Give a draft's tensors the model's names, fill in what is neutral, and refuse what does not fit."""
     state = model.state_dict()
     by_end: dict[str, list[str]] = {}
@@ -287,7 +308,7 @@ def _fit(draft: Draft, model: nn.Module, report: ConversionReport) -> dict[str, 
         shown = ", ".join(leftovers[:3]) + (", ..." if len(leftovers) > 3 else "")
         raise CheckpointError(
             f"weights {report.path}: {len(leftovers)} of their tensors have no place in the config's model "
-            f"({shown}): take the config that they belong to, or --blocks-only for the blocks alone"
+            f"({shown}): take the config that they belong to, or leave them out by --skip REGEX"
         )
     wrong = [
         (name, tuple(entry.value.shape), tuple(state[name].shape))
@@ -303,8 +324,12 @@ def _fit(draft: Draft, model: nn.Module, report: ConversionReport) -> dict[str, 
             "the file holds blocks alone, and so does what was written; --base FILE adds a net's weights"
         )
     fitted = compare(model, report.path, missing, wrong, ())
+    if allowed is not None:
+        fitted.allow(allowed)
     fitted.refuse()
     report.expected.update(fitted.expected)
+    if fitted.allowed:
+        report.expected["allowed by --allow-missing"] = list(fitted.allowed)
     for name, theirs, ours in wrong:
         report.skipped[found[name].origin] = f"shape {list(theirs)}, the model's has {list(ours)}"
     report.moves = [
@@ -369,21 +394,12 @@ def _to_target(
     report.moves = [move for move in report.moves if move.target in written]
     report.skipped.update({origins[name]: "in a non-local block" for name in tensors if name not in written})
     report.expected.pop("in non-local blocks, which start as an identity", None)
-    report.settings |= {
-        key: Setting(setting.before, setting.value, setting.why)
-        for key, setting in baseline_settings(cfg).items()
-    }
+    report.settings |= baseline_settings(cfg)
     return written, {key: setting.value for key, setting in report.settings.items()}
 
 
 def _flat(settings: Mapping[str, Setting]) -> list[Any]:
     return [item for key, setting in settings.items() for item in (key, setting.value)]
-
-
-def _get(cfg: CfgNode, key: str) -> Any:
-    for part in key.split("."):
-        cfg = cfg[part]
-    return cfg
 
 
 def _config_path(config_file: str | os.PathLike[str]) -> Path:

@@ -17,6 +17,7 @@ __all__ = ["Draft", "Entry", "Pixels", "Source", "read_draft"]
 
 # A counter of batch norms, which plays no part in what they compute.
 COUNTER = "num_batches_tracked"
+_SUMMED = "summed over its"
 _LEAVES = rf"(?P<leaf>weight|bias|running_mean|running_var|{COUNTER})"
 
 
@@ -97,8 +98,9 @@ class Source:
     """A program whose weights can be read, as tables of its names.
 
     Patterns are matched against whole names, without the prefix of data-parallel wrappers. Named groups fill
-    the fields of the target, and besides: ``layer`` counts stages from 1 where ours are res2 and on, ``abc``
-    names convs by letters, and ``after`` is the residual block that a non-local block follows.
+    the fields of the target, and besides: ``layer`` and ``level`` count stages from 1 and 0 where ours are
+    res2 and on, {next} is ``i`` and one, ``abc`` names convs by letters, and ``after`` is the residual block
+    that a non-local block follows.
 
     Attributes:
         name: the value of ``--from``.
@@ -191,6 +193,13 @@ def read_draft(source: Source, weights: Mapping[str, Any], rest: Mapping[str, An
         if source.inside_branch and re.fullmatch(source.inside_branch, prefix):
             draft.inside_branch.add(prefix)
     _absorb_biases(draft)
+    parts = [*draft.entries.values(), *(part for block in draft.blocks.values() for part in block.values())]
+    summed = sum(_SUMMED in entry.how for entry in parts)
+    if summed:
+        draft.notes.append(
+            f"{summed} convs over time were summed over their frames: exact for a still clip, but for frames "
+            "so near its ends that the padding shows"
+        )
     return draft
 
 
@@ -209,7 +218,7 @@ def _flatten_time(entry: Entry) -> Entry:
     if entry.value.dim() != 5:
         return entry
     frames = entry.value.shape[2]
-    how = "time axis of 1 dropped" if frames == 1 else f"summed over its {frames} frames"
+    how = "time axis of 1 dropped" if frames == 1 else f"{_SUMMED} {frames} frames"
     return entry.changed(entry.value.sum(2), how)
 
 
@@ -233,6 +242,10 @@ def _translate(rules: Mapping[str, str], name: str) -> str | None:
             fields = match.groupdict()
             if "layer" in fields:
                 fields["stage"] = int(fields["layer"]) + 1
+            if "level" in fields:
+                fields["stage"] = int(fields["level"]) + 2
+            if fields.get("i") is not None:
+                fields["next"] = int(fields["i"]) + 1
             if "abc" in fields:
                 fields["n"] = "abc".index(fields["abc"]) + 1
             if "after" in fields:

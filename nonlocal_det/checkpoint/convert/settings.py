@@ -7,21 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from detectron2.config import CfgNode
-from torch import Tensor
 
 from nonlocal_det.checkpoint.convert.draft import Draft, Entry
 from nonlocal_det.checkpoint.convert.report import Setting
-from nonlocal_det.checkpoint.convert.stem import UNPADDED
 from nonlocal_det.checkpoint.report import CheckpointError
 from nonlocal_det.config import KEYPOINT_HEAD, STAGES, WRAPPER
+from nonlocal_det.modeling.stem import UNPADDED
 
-__all__ = ["check_architecture", "config_places", "decide_settings", "place_named"]
+__all__ = ["check_architecture", "config_places", "decide_settings", "get_value", "place_named"]
 
 # Residual blocks of res2 to res5 by depth; the first two have blocks of two convs.
 DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 # Norms of one family have the same tensors and, in evaluation, do the same.
 BATCH_NORMS = ("BN", "SyncBN", "naiveSyncBN")
-STOCK_KEYPOINT_HEAD = "KRCNNConvDeconvUpsampleHead"
 
 
 def check_architecture(cfg: CfgNode, draft: Draft) -> None:
@@ -31,9 +29,9 @@ def check_architecture(cfg: CfgNode, draft: Draft) -> None:
         CheckpointError: it is another; the message has the keys to set.
     """
     found = _architecture(draft)
-    wrong = {key: value for key, value in found.items() if _get(cfg, key) != value}
+    wrong = {key: value for key, value in found.items() if get_value(cfg, key) != value}
     if wrong:
-        said = ", ".join(f"{key} {_get(cfg, key)}" for key in wrong)
+        said = ", ".join(f"{key} {get_value(cfg, key)}" for key in wrong)
         right = " ".join(f"{key} {value}" for key, value in wrong.items())
         raise CheckpointError(
             f"the weights are not of the config's ResNet, which has {said}; "
@@ -124,14 +122,14 @@ class _Choices:
         self.notes: list[str] = []
 
     def set(self, key: str, value: Any, why: str) -> None:
-        before = _get(self.cfg, key)
+        before = get_value(self.cfg, key)
         same = list(before) == value if isinstance(value, list) else before == value
         if not same:
             self.settings[key] = Setting(before, value, why)
 
     def choose(self, key: str, allowed: Sequence[Any], why: str) -> Any:
         """Keep the config's value if the weights allow it, else take the first that they allow."""
-        before = _get(self.cfg, key)
+        before = get_value(self.cfg, key)
         value = before if before in allowed else allowed[0]
         self.set(key, value, why)
         if len(allowed) > 1:
@@ -178,7 +176,9 @@ def _set_block_options(chosen: _Choices, draft: Draft) -> None:
     why = "the blocks' tensors"
     pairwise = chosen.choose("MODEL.NONLOCAL.PAIRWISE", pairwise, why)
     if norms == BATCH_NORMS:  # which of them makes no difference to the weights
-        norms = tuple(name for name in norms if name == _get(chosen.cfg, "MODEL.NONLOCAL.NORM")) or norms[:1]
+        norms = (
+            tuple(name for name in norms if name == get_value(chosen.cfg, "MODEL.NONLOCAL.NORM")) or norms[:1]
+        )
     chosen.choose("MODEL.NONLOCAL.NORM", norms, why)
     chosen.set("MODEL.NONLOCAL.REDUCTION", reduction, why)
     if len(draft.pool) == 2 and set(draft.pool) == {"embedding", "none"}:
@@ -213,7 +213,7 @@ def _block_options(prefix: str, parts: dict[str, Entry]) -> tuple[tuple[str, ...
 
 def _set_stem(chosen: _Choices, cfg: CfgNode, draft: Draft, unpadded_pool: bool) -> None:
     inner = "MODEL.NONLOCAL.BACKBONE" if cfg.MODEL.BACKBONE.NAME == WRAPPER else "MODEL.BACKBONE.NAME"
-    name = _get(cfg, inner)
+    name = get_value(cfg, inner)
     if name in UNPADDED.values():
         return
     if not unpadded_pool:
@@ -293,17 +293,8 @@ def _config_positions(cfg: CfgNode, draft: Draft) -> dict[str, list[int]]:
     return found
 
 
-def _get(cfg: CfgNode, key: str) -> Any:
+def get_value(cfg: CfgNode, key: str) -> Any:
+    """Return the value of a key such as "MODEL.NONLOCAL.POOL"."""
     for part in key.split("."):
         cfg = cfg[part]
     return cfg
-
-
-def is_identity(block: dict[str, Tensor]) -> bool:
-    """Tell whether a block adds nothing to its input, whatever that is.
-
-    Args:
-        block: its tensors by their names inside it.
-    """
-    last = "w_z.norm" if "w_z.norm.weight" in block else "w_z"
-    return not (block[f"{last}.weight"].any() or block[f"{last}.bias"].any())

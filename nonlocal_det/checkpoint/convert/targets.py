@@ -9,9 +9,11 @@ from detectron2.config import CfgNode
 from torch import Tensor
 
 from nonlocal_det.checkpoint.convert.report import Move, Setting
-from nonlocal_det.checkpoint.convert.settings import BATCH_NORMS, STOCK_KEYPOINT_HEAD, is_identity
+from nonlocal_det.checkpoint.convert.settings import BATCH_NORMS
 from nonlocal_det.checkpoint.report import CheckpointError
 from nonlocal_det.config import KEYPOINT_HEAD, STAGES, WRAPPER
+
+STOCK_KEYPOINT_HEAD = "KRCNNConvDeconvUpsampleHead"
 
 __all__ = ["baseline_settings", "strip_blocks", "to_mmcv"]
 
@@ -29,7 +31,7 @@ def strip_blocks(
     Raises:
         CheckpointError: a block is no identity, and ``trained`` is False.
     """
-    working = [name for name, block in blocks.items() if not is_identity(block)]
+    working = [name for name, block in blocks.items() if not _is_identity(block)]
     if working and not trained:
         raise CheckpointError(
             f"{len(working)} of {len(blocks)} non-local blocks do something ({working[0]}), so the model "
@@ -37,6 +39,12 @@ def strip_blocks(
         )
     inside = {f"{name}.{part}" for name, block in blocks.items() for part in block}
     return {name: value for name, value in tensors.items() if name not in inside}
+
+
+def _is_identity(block: Mapping[str, Tensor]) -> bool:
+    """Tell whether a block adds nothing to its input, whatever that is."""
+    last = "w_z.norm" if "w_z.norm.weight" in block else "w_z"
+    return not (block[f"{last}.weight"].any() or block[f"{last}.bias"].any())
 
 
 def baseline_settings(cfg: CfgNode) -> dict[str, Setting]:

@@ -5,20 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from detectron2.modeling import build_model
-from source_nets import STEM, WIDTH
+from small_model import R50_NL, SMALL
 
 from nonlocal_det import get_config
 from nonlocal_det.checkpoint.convert import convert_checkpoint
 from nonlocal_det.checkpoint.safe import read_checkpoint
-
-R50 = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x.yaml"
-R50_NL = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
-SMALL = [
-    *("MODEL.DEVICE", "cpu", "MODEL.FPN.OUT_CHANNELS", 8),
-    *("MODEL.RESNETS.STEM_OUT_CHANNELS", STEM, "MODEL.RESNETS.WIDTH_PER_GROUP", WIDTH),
-    *("MODEL.RESNETS.RES2_OUT_CHANNELS", 4 * WIDTH),
-    *("MODEL.ROI_BOX_HEAD.FC_DIM", 8, "MODEL.ROI_MASK_HEAD.CONV_DIM", 8),
-]
 
 
 @pytest.fixture

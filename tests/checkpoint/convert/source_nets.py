@@ -12,6 +12,7 @@ import torch.nn.functional as F
 BLOCKS = (3, 4, 6, 3)  # residual blocks of ResNet-50
 WIDTH = 4  # channels of the 3x3 convs of res2; 256 / 64 = 16 of the real one
 STEM = 8
+STATISTICS = ("weight", "bias", "running_mean", "running_var")
 
 
 def random_tensor(generator, *shape):
@@ -163,6 +164,29 @@ class ResNetNames:
                     x = after(stage, i, x)
             outputs[f"res{stage}"] = x
         return outputs
+
+
+TORCHVISION = ResNetNames(
+    stem=("conv1.weight", "bn1.{leaf}"),
+    conv=("layer{layer}.{i}.conv{n}.weight", "layer{layer}.{i}.bn{n}.{{leaf}}"),
+    shortcut=("layer{layer}.{i}.downsample.0.weight", "layer{layer}.{i}.downsample.1.{{leaf}}"),
+    leaves=STATISTICS,
+)
+
+
+def images(generator, size=64):
+    return random_tensor(generator, 2, 3, size, size + 4)
+
+
+@torch.no_grad()
+def outputs(backbone, x):
+    return backbone(x)
+
+
+def check(assert_same, backbone, x, theirs):
+    ours = outputs(backbone, x)
+    for stage, expected in theirs.items():
+        assert_same(ours[stage], expected[:, :, 1] if expected.dim() == 5 else expected)
 
 
 def python_2_pickle(value):

@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 import torch
-from source_nets import convolve, non_local, normalise, random_norm, random_tensor
+from source_nets import STATISTICS, convolve, non_local, normalise, random_norm, random_tensor
 
 FORMS = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")
-STATISTICS = ("weight", "bias", "running_mean", "running_var")
 C, INNER = 64, 32  # res4 of the small net
 
 
@@ -20,19 +19,19 @@ class Block:
         norm: "", "bn" or "gn" after W_z; the conv before it may lack its bias.
     """
 
-    def __init__(self, generator, names, *, form, dims=2, norm="", out_bias=True, prefix=""):
+    def __init__(self, generator, names, *, form, dims=2, norm="", out_bias=True, prefix="", inner=INNER):
         self.form, self.norm = form, norm
         parts = ["g", "out"] + ([] if form == "gaussian" else ["theta", "phi"])
         self.names = {part: prefix + names[part] for part in parts}
         self.tensors = {}
         for part, name in self.names.items():
-            outputs, inputs = (C, INNER) if part == "out" else (INNER, C)
+            outputs, inputs = (C, inner) if part == "out" else (inner, C)
             self.tensors[f"{name}.weight"] = random_tensor(generator, outputs, inputs, *[1] * dims) * C**-0.5
             if part != "out" or out_bias:
                 self.tensors[f"{name}.bias"] = 0.1 * random_tensor(generator, outputs)
         if form == "concatenation":
             self.project = prefix + names["project"] + ".weight"
-            self.tensors[self.project] = random_tensor(generator, 1, 2 * INNER, 1, 1) * INNER**-0.5
+            self.tensors[self.project] = random_tensor(generator, 1, 2 * inner, 1, 1) * inner**-0.5
         if norm:
             self.norm_name = prefix + names["norm"]
             leaves = STATISTICS if norm == "bn" else STATISTICS[:2]
@@ -79,7 +78,7 @@ def run(block, x):
 
 
 @pytest.mark.parametrize(
-    ("form", "pooled", "norm"), itertools.product(FORMS, (False, True), ("", "bn", "gn"))
+    ("form", "pooled", "norm"), [*itertools.product(FORMS, (False, True), ("", "bn", "gn"))]
 )
 def test_mmcv(convert, generator, assert_same, form, pooled, norm):
     # Its conv before a norm has no bias.
@@ -93,7 +92,7 @@ def test_mmcv(convert, generator, assert_same, form, pooled, norm):
     )
     node = made.cfg.MODEL.NONLOCAL
     assert (form, "embedding" if pooled else "none", norm.upper()) == (node.PAIRWISE, node.POOL, node.NORM)
-    assert made.report.source == "mmdetection's ResNet and mmcv's NonLocal2d"
+    assert made.report.source == "mmdetection and mmcv's NonLocal2d"
     x = random_tensor(generator, 2, C, 7, 6)
     pool = "embedding" if pooled else "none"
     assert_same(run(made.block("res4.non_local_5"), x), source(x, pool=pool, scale=scale))
@@ -107,7 +106,7 @@ def test_mmcv_without_scale(convert, generator, assert_same):
     assert any("SCALE" in note for note in made.report.notes)  # the file cannot tell
 
 
-@pytest.mark.parametrize(("form", "pooled", "norm"), itertools.product(FORMS, (False, True), ("", "bn")))
+@pytest.mark.parametrize(("form", "pooled", "norm"), [*itertools.product(FORMS, (False, True), ("", "bn"))])
 def test_non_local_pytorch(convert, generator, assert_same, form, pooled, norm):
     end = ".0" if pooled else ""
     names = {
@@ -133,7 +132,7 @@ def test_non_local_pytorch(convert, generator, assert_same, form, pooled, norm):
 
 @pytest.mark.parametrize(
     ("form", "pool", "norm"),
-    itertools.product(("embedded_gaussian", "dot_product"), ("input", "none"), ("", "bn", "norm")),
+    [*itertools.product(("embedded_gaussian", "dot_product"), ("input", "none"), ("", "bn", "norm"))],
 )
 def test_slowfast(convert, generator, assert_same, form, pool, norm):
     # "bn" and "norm" are the older and the newer name of its batch norm.
@@ -153,6 +152,15 @@ def test_slowfast(convert, generator, assert_same, form, pool, norm):
 def test_the_configs_kind_of_batch_norm_is_kept(convert, generator, norm, kept):
     source = Block(generator, mmcv_names(False) | {"norm": "conv_out.bn"}, form="dot_product", norm="bn")
     assert kept == convert(source.tensors, "MODEL.NONLOCAL.NORM", norm).cfg.MODEL.NONLOCAL.NORM
+
+
+@pytest.mark.parametrize("reduction", [1, 4])
+def test_the_reduction_is_read_from_the_shapes(convert, generator, assert_same, reduction):
+    source = Block(generator, mmcv_names(False), form="concatenation", inner=C // reduction)
+    made = convert(source.tensors)
+    assert reduction == made.cfg.MODEL.NONLOCAL.REDUCTION
+    x = random_tensor(generator, 1, C, 5, 4)
+    assert_same(run(made.block("res4.non_local_5"), x), source(x, pool="none", scale=False))
 
 
 def test_safetensors_of_a_block(convert, generator, assert_same):

@@ -1,19 +1,26 @@
 """Whole ResNets, with and without blocks inside: every source's net against ours with its weights."""
 
+import math
 import pickle
 import re
 
 import pytest
 import torch
-from conftest import R50, R50_NL
+import torch.nn.functional as F
+from small_model import R50, R50_NL
 from source_nets import (
     BLOCKS,
+    STATISTICS,
     STEM,
+    TORCHVISION,
     WIDTH,
     ResNetNames,
+    check,
     convolve,
+    images,
     non_local,
     normalise,
+    outputs,
     python_2_pickle,
     random_norm,
     random_tensor,
@@ -21,14 +28,6 @@ from source_nets import (
 
 from nonlocal_det.checkpoint import CheckpointError
 
-STATISTICS = ("weight", "bias", "running_mean", "running_var")
-
-TORCHVISION = ResNetNames(
-    stem=("conv1.weight", "bn1.{leaf}"),
-    conv=("layer{layer}.{i}.conv{n}.weight", "layer{layer}.{i}.bn{n}.{{leaf}}"),
-    shortcut=("layer{layer}.{i}.downsample.0.weight", "layer{layer}.{i}.downsample.1.{{leaf}}"),
-    leaves=STATISTICS,
-)
 MMACTION2 = ResNetNames(
     stem=("backbone.conv1.conv.weight", "backbone.conv1.bn.{leaf}"),
     conv=("backbone.layer{layer}.{i}.conv{n}.conv.weight", "backbone.layer{layer}.{i}.conv{n}.bn.{{leaf}}"),
@@ -59,23 +58,8 @@ def caffe2(**options):
     )
 
 
-def images(generator, size=64):
-    return random_tensor(generator, 2, 3, size, size + 4)
-
-
-@torch.no_grad()
-def outputs(backbone, x):
-    return backbone(x)
-
-
 def still(x, frames=3):
     return x[:, :, None].expand(-1, -1, frames, -1, -1)
-
-
-def check(assert_same, backbone, x, theirs):
-    ours = outputs(backbone, x)
-    for stage, expected in theirs.items():
-        assert_same(ours[stage], expected[:, :, 1] if expected.dim() == 5 else expected)
 
 
 def random_block(generator, channels, modules, *, dims, norm=True, out_bias=True):
@@ -122,6 +106,7 @@ def test_torchvision(convert, generator, assert_same):
     assert made.cfg.INPUT.FORMAT == "RGB"
     assert pytest.approx([0.485 * 255, 0.456 * 255, 0.406 * 255]) == made.cfg.MODEL.PIXEL_MEAN
     assert pytest.approx([0.229 * 255, 0.224 * 255, 0.225 * 255]) == made.cfg.MODEL.PIXEL_STD
+    assert made.report.source == "torchvision's ResNet"
     assert "INPUT.FORMAT" in made.report.settings  # the COCO configs are BGR, and it is said
     x = images(generator)
     y = net.maxpool(net.relu(net.bn1(net.conv1(x))))
@@ -142,6 +127,7 @@ def test_msra(convert, generator, assert_same, tmp_path, config):
     saved |= {"fc1000_b": torch.ones(10).numpy(), "conv1_w_momentum": torch.ones(1).numpy()}
     (tmp_path / "R-50.pkl").write_bytes(pickle.dumps(saved))
     made = convert(tmp_path / "R-50.pkl", config=config)
+    assert made.report.source.startswith("Caffe2")
     assert made.report.settings == {}  # Detectron2's configs are for these weights
     assert any("BGR" in note and "as the config says" in note for note in made.report.notes)
     assert made.report.skipped["conv1_b"] == "a bias of zero"
@@ -220,6 +206,8 @@ def test_authors(convert, generator, assert_same, tmp_path, kind, form, scale):
     assert (made.cfg.INPUT.FORMAT, made.cfg.MODEL.PIXEL_STD[0]) == ("RGB", 57.375)
     summed = [move for move in made.report.moves if "summed over its" in move.how]
     assert len(summed) == (1 + sum(BLOCKS) if kind == "I3D" else 0)
+    assert any("17 convs over time were summed" in note for note in made.report.notes) == bool(summed)
+    assert made.report.source == "the authors' Caffe2 nets"
 
     def after(stage, i, x):
         block = blocks.get((stage, i))
@@ -277,6 +265,7 @@ def test_slowfast(convert, generator, assert_same):
         saved |= {f"s{stage}.pathway0_nonlocal{i}.{name}": value for name, value in block.items()}
     saved |= {"head.projection.weight": torch.ones(3, 4), "head.projection.bias": torch.ones(3)}
     made = convert({"epoch": 3, "model_state": saved, "cfg": "TRAIN: {}"}, config=R50)
+    assert made.report.source == "SlowFast"
     node = made.cfg.MODEL.NONLOCAL
     assert (list(node.RES3), list(node.RES4), node.NORM) == ([2, 4], [2, 6], "BN")
 
@@ -305,6 +294,7 @@ def test_mmaction2(convert, generator, assert_same, pooled):
             f"backbone.layer{stage - 1}.{i}.non_local_block.{name}": value for name, value in block.items()
         }
     made = convert({"meta": {"epoch": 1}, "state_dict": saved}, "MODEL.NONLOCAL.SCALE", False, config=R50)
+    assert made.report.source == "mmaction2's ResNet3d"
     node = made.cfg.MODEL.NONLOCAL
     pool = "embedding" if pooled else "none"
     assert (list(node.RES3), list(node.RES4), node.POOL) == ([2], [3], pool)
@@ -327,11 +317,11 @@ MMCV = {
 }
 
 
-def mmdetection(tensors, blocks=None, style="pytorch"):
+def mmdetection(tensors, blocks=None, style="pytorch", heads=None):
     saved = {f"backbone.{name}": value for name, value in tensors.items()}
     for prefix, block in (blocks or {}).items():
         saved |= {f"backbone.{prefix}.{name}": value for name, value in block.items()}
-    saved |= {"neck.fpn_convs.0.conv.weight": torch.ones(1), "rpn_head.rpn_conv.weight": torch.ones(1)}
+    saved |= heads or {"bbox_head.fc_cls.weight": torch.ones(1)}
     return {"meta": {"config": f"model = dict(backbone=dict(style='{style}'))"}, "state_dict": saved}
 
 
@@ -351,6 +341,95 @@ def test_mmdetections_resnet(convert, generator, assert_same, style):
     )
     x = images(generator)
     check(assert_same, made.backbone(), x, net.forward(tensors, x))
+
+
+def mmdetection_heads(generator, classes=80):
+    """The neck and heads of mmdetection's Mask R-CNN: names, and shapes of the small detector's."""
+    shapes = {
+        "rpn_head.rpn_conv": (8, 8, 3, 3),
+        "rpn_head.rpn_cls": (3, 8, 1, 1),
+        "rpn_head.rpn_reg": (12, 8, 1, 1),
+    }
+    for level, channels in enumerate((4 * WIDTH, 8 * WIDTH, 16 * WIDTH, 32 * WIDTH)):
+        shapes[f"neck.lateral_convs.{level}.conv"] = (8, channels, 1, 1)
+        shapes[f"neck.fpn_convs.{level}.conv"] = (8, 8, 3, 3)
+    box, mask = "roi_head.bbox_head.", "roi_head.mask_head."
+    shapes |= {f"{box}shared_fcs.0": (8, 8 * 49), f"{box}shared_fcs.1": (8, 8)}
+    shapes |= {f"{box}fc_cls": (classes + 1, 8), f"{box}fc_reg": (4 * classes, 8)}
+    shapes |= {f"{mask}convs.{i}.conv": (8, 8, 3, 3) for i in range(4)}
+    shapes |= {f"{mask}upsample": (8, 8, 2, 2), f"{mask}conv_logits": (classes, 8, 1, 1)}
+    tensors = {}
+    for name, shape in shapes.items():
+        tensors[f"{name}.weight"] = random_tensor(generator, *shape) * math.prod(shape[1:]) ** -0.5
+        tensors[f"{name}.bias"] = 0.1 * random_tensor(generator, 8 if name.endswith("upsample") else shape[0])
+    return tensors
+
+
+@torch.no_grad()
+def test_mmdetections_mask_rcnn(convert, generator, assert_same):
+    resnet, heads = TORCHVISION.random(generator), mmdetection_heads(generator)
+    made = convert(mmdetection(resnet, heads=heads), config=R50)
+    model = made.model()
+    assert model.missing == []
+
+    def conv(name, x):
+        return convolve(x, heads[f"{name}.weight"], bias=heads[f"{name}.bias"])
+
+    def linear(name, x):
+        return F.linear(x, heads[f"{name}.weight"], heads[f"{name}.bias"])
+
+    # A feature pyramid: the coarser map twice as large, added to the finer; p6 is every second cell of p5.
+    x = random_tensor(generator, 1, 3, 64, 96)
+    levels = list(TORCHVISION.forward(resnet, x).values())
+    merged, pyramid = None, {}
+    for i in (3, 2, 1, 0):
+        lateral = conv(f"neck.lateral_convs.{i}.conv", levels[i])
+        merged = (
+            lateral if merged is None else lateral + merged.repeat_interleave(2, 2).repeat_interleave(2, 3)
+        )
+        pyramid[f"p{i + 2}"] = conv(f"neck.fpn_convs.{i}.conv", merged)
+    pyramid["p6"] = pyramid["p5"][:, :, ::2, ::2]
+    found = model.backbone(x)
+    for name, expected in pyramid.items():
+        assert_same(found[name], expected)
+    # Proposals: one conv, then a score and four deltas of each of three anchors.
+    hidden = conv("rpn_head.rpn_conv", pyramid["p3"]).relu()
+    scores, deltas = model.proposal_generator.rpn_head([pyramid["p3"]])
+    assert_same(scores[0], conv("rpn_head.rpn_cls", hidden))
+    assert_same(deltas[0], conv("rpn_head.rpn_reg", hidden))
+    # Boxes: two layers, then classes with the background last, and four deltas a class.
+    regions = random_tensor(generator, 5, 8, 7, 7)
+    hidden = regions.flatten(1)
+    for i in range(2):
+        hidden = linear(f"roi_head.bbox_head.shared_fcs.{i}", hidden).relu()
+    classes, deltas = model.roi_heads.box_predictor(model.roi_heads.box_head(regions))
+    assert_same(classes, linear("roi_head.bbox_head.fc_cls", hidden))
+    assert_same(deltas, linear("roi_head.bbox_head.fc_reg", hidden))
+    # Masks: four convs, a transposed conv, a conv.
+    y = regions
+    for i in range(4):
+        y = conv(f"roi_head.mask_head.convs.{i}.conv", y).relu()
+    upsample = "roi_head.mask_head.upsample"
+    y = F.conv_transpose2d(y, heads[f"{upsample}.weight"], heads[f"{upsample}.bias"], stride=2).relu()
+    assert_same(model.roi_heads.mask_head.layers(regions), conv("roi_head.mask_head.conv_logits", y))
+
+
+def test_what_does_not_fit_is_left_out_or_missing_only_if_asked(convert, generator):
+    heads = mmdetection_heads(generator)
+    heads |= {"roi_head.bbox_head.extra.weight": torch.ones(1)}
+    del heads["rpn_head.rpn_cls.weight"]
+    content = mmdetection(TORCHVISION.random(generator), heads=heads)
+    with pytest.raises(CheckpointError, match=r"1 of their tensors.*bbox_head\.extra\.weight.*--skip"):
+        convert(content, config=R50)
+    with pytest.raises(CheckpointError, match=r"objectness_logits\.weight: not in the file.*--allow-missing"):
+        convert(content, config=R50, skip=r"\.extra\.")
+    made = convert(content, config=R50, skip=r"\.extra\.", allow_missing="objectness")
+    assert made.report.skipped["roi_head.bbox_head.extra.weight"] == "asked for by --skip"
+    assert [name for names in made.report.expected.values() for name in names] == [
+        "proposal_generator.rpn_head.objectness_logits.weight"
+    ]
+    with pytest.raises(CheckpointError, match="not a regular expression"):
+        convert(content, config=R50, skip="(")
 
 
 def test_mmdetections_plugin_works_elsewhere_and_is_moved_only_if_asked(convert, generator, assert_same):
@@ -407,16 +486,57 @@ def test_non_local_pytorch_inside_a_resnet(convert, generator, assert_same):
     assert list(made.cfg.MODEL.NONLOCAL.RES4) == [5]
 
 
+def test_non_local_pytorch_between_residual_blocks(convert, generator, assert_same):
+    """A block in a stage's Sequential takes a number, and the residual blocks after it have one more."""
+    modules = {"theta": "theta", "phi": "phi", "g": "g", "out": "W", "norm": "none"}
+    tensors = TORCHVISION.random(generator)
+    blocks = {i: random_block(generator, 16 * WIDTH, modules, dims=2, norm=False) for i in (2, 4, 5)}
+    saved = {}
+    for name, value in tensors.items():
+        parts = name.split(".")
+        if parts[0] == "layer3":
+            parts[1] = str(int(parts[1]) + sum(i < int(parts[1]) for i in blocks))
+        saved[".".join(parts)] = value
+    for before, (i, block) in enumerate(blocks.items()):
+        saved |= {f"layer3.{i + 1 + before}.{name}": value for name, value in block.items()}
+    made = convert(saved, "MODEL.RESNETS.STRIDE_IN_1X1", False, config=R50)
+    assert list(made.cfg.MODEL.NONLOCAL.RES4) == [3, 5, 6]
+
+    def after(stage, i, y):
+        options = {"form": "embedded_gaussian", "pool": "none", "scale": False}
+        return apply_block(blocks[i], modules, y, **options) if stage == 4 and i in blocks else y
+
+    x = images(generator)
+    check(assert_same, made.backbone(), x, TORCHVISION.forward(tensors, x, after))
+
+
+def test_resnext_and_group_norm_of_the_zoo():
+    """X-101-32x8d divides its pixels; ResNeXt and group-norm nets have their strides in the 3x3 conv."""
+    from nonlocal_det.checkpoint.convert.draft import read_draft
+    from nonlocal_det.checkpoint.convert.sources.caffe2 import CAFFE2
+
+    def settings(blocks, groups, norm):
+        names = {"conv1_w": torch.ones(1), f"res2_0_branch2a_{norm}_s": torch.ones(1)}
+        names["res2_0_branch2b_w"] = torch.ones(8, 8 // groups, 3, 3)
+        names |= {f"res4_{i}_branch2a_w": torch.ones(1) for i in range(blocks)}
+        draft = read_draft(CAFFE2, names, {})
+        return draft.stride_in_1x1, draft.pixels.std
+
+    assert settings(23, 1, "bn") == (True, (1, 1, 1))
+    assert settings(23, 4, "bn") == (False, (57.375, 57.12, 58.395))
+    assert settings(36, 4, "bn") == (False, (1, 1, 1))
+    assert settings(6, 1, "gn") == (False, (1, 1, 1))
+
+
 def test_blocks_with_the_backbone_of_another_file(convert, generator, assert_same, tmp_path):
     block = random_block(generator, 16 * WIDTH, MMCV, dims=2, out_bias=False)
     tensors = TORCHVISION.random(generator)
     torch.save(tensors, tmp_path / "backbone.pth")
-    with pytest.raises(
-        CheckpointError, match=r"1 of their tensors have no place.*other\.weight.*--blocks-only"
-    ):
+    with pytest.raises(CheckpointError, match=r"1 of their tensors have no place.*other\.weight.*--skip"):
         convert(block | {"other.weight": torch.ones(2)})
     made = convert(block | {"other.weight": torch.ones(2)}, base=tmp_path / "backbone.pth", blocks_only=True)
     assert made.cfg.INPUT.FORMAT == "RGB"
+    assert made.report.skipped["other.weight"] == "not in a block (--blocks-only)"
     x = images(generator)
 
     def after(stage, i, y):

@@ -19,7 +19,7 @@ def _prepare(
 DETECTRON2 = Source(
     name="detectron2",
     title="Detectron2",
-    marks=(r"(^|\.)res[2-5]\.\d+\.conv1\.weight$",),
+    marks=(r"(^|\.)res[2-5]\.\d+\.conv1\.weight$|(^|\.)(res[2-5]|keypoint_head)\.non_local_\d+\.g\.weight$",),
     rules={r".*": "{0}"},
     modules={name: name for name in ("theta", "phi", "g", "w_z", "w_z.norm", "w_f")},
     places={

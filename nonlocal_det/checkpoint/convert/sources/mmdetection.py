@@ -23,6 +23,21 @@ MMCV_MODULES = {
 }
 # use_scale is for the embedded form alone.
 MMCV_SCALE = {"embedded_gaussian": (True, False), "gaussian": (False,)}
+_WB = r"\.(?P<leaf>weight|bias)"
+# Faster and Mask R-CNN with FPN, from mmdetection 2: classes in Detectron2's order, the background last.
+_DETECTOR_RULES = {
+    r"neck\.lateral_convs\.(?P<level>[0-3])\.conv" + _WB: "backbone.fpn_lateral{stage}.{leaf}",
+    r"neck\.fpn_convs\.(?P<level>[0-3])\.conv" + _WB: "backbone.fpn_output{stage}.{leaf}",
+    r"rpn_head\.rpn_conv" + _WB: "proposal_generator.rpn_head.conv.{leaf}",
+    r"rpn_head\.rpn_cls" + _WB: "proposal_generator.rpn_head.objectness_logits.{leaf}",
+    r"rpn_head\.rpn_reg" + _WB: "proposal_generator.rpn_head.anchor_deltas.{leaf}",
+    r"roi_head\.bbox_head\.shared_fcs\.(?P<i>\d)" + _WB: "roi_heads.box_head.fc{next}.{leaf}",
+    r"roi_head\.bbox_head\.fc_cls" + _WB: "roi_heads.box_predictor.cls_score.{leaf}",
+    r"roi_head\.bbox_head\.fc_reg" + _WB: "roi_heads.box_predictor.bbox_pred.{leaf}",
+    r"roi_head\.mask_head\.convs\.(?P<i>\d)\.conv" + _WB: "roi_heads.mask_head.mask_fcn{next}.{leaf}",
+    r"roi_head\.mask_head\.upsample" + _WB: "roi_heads.mask_head.deconv.{leaf}",
+    r"roi_head\.mask_head\.conv_logits" + _WB: "roi_heads.mask_head.predictor.{leaf}",
+}
 _CAFFE_PIXELS = Pixels("BGR", (103.53, 116.28, 123.675), (1.0, 1.0, 1.0))
 
 
@@ -46,16 +61,14 @@ def _prepare(
 
 MMDETECTION = Source(
     name="mmdetection",
-    title="mmdetection's ResNet and mmcv's NonLocal2d",
+    title="mmdetection and mmcv's NonLocal2d",
     marks=(r"(^|\.)conv_out\.conv\.weight$|^backbone\.layer1\.0\.conv1\.weight$",),
-    rules=RESNET_RULES,
+    rules={**RESNET_RULES, **_DETECTOR_RULES},
     modules=MMCV_MODULES,
     places={r"layer(?P<layer>[1-4])\.(?P<after>\d+)\.nonlocal_block\w*": "res{stage}.non_local_{place}"},
     inside_branch=r"layer[1-4]\.\d+\.nonlocal_block\w*",
     skips={
-        r"(neck|rpn_head|bbox_head|roi_head|mask_head|shared_head|decode_head|auxiliary_head)\..*": (
-            "mmdetection's necks and heads are not converted"
-        ),
+        r"(bbox_head|mask_head|decode_head|auxiliary_head)\..*": "a head that Detectron2 has no equal of",
         r"(backbone\.)?fc\.(weight|bias)": "ImageNet's classifier",
     },
     pool="by name",

@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
-from nonlocal_det.checkpoint.convert.draft import Source
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from nonlocal_det.checkpoint.convert.draft import Draft, Source
 from nonlocal_det.checkpoint.convert.sources.torchvision_resnet import RESNET_RULES
+
+_MEMBER = re.compile(r"layer(?P<layer>[1-4])\.(?P<i>\d+)\.(?P<rest>.+)")
+
+
+def _prepare(
+    tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Number the residual blocks of a stage again where non-local blocks were put between them."""
+    members = {name: match for name in tensors if (match := _MEMBER.fullmatch(name))}
+    inserted = {
+        (m["layer"], int(m["i"])) for m in members.values() if re.match(r"g\.(0\.)?weight$", m["rest"])
+    }
+    renamed = {}
+    for name in tensors:
+        match = members.get(name)
+        if match is None:
+            renamed[name] = name
+            continue
+        layer, i = match["layer"], int(match["i"])
+        number = i - sum(other < i for where, other in inserted if where == layer)
+        kind = "before" if (layer, i) in inserted else ""
+        renamed[f"layer{layer}.{kind}{number}.{match['rest']}"] = name
+    return {new: tensors[name] for new, name in renamed.items()}, renamed
+
 
 NONLOCAL_PYTORCH = Source(
     name="nonlocal_pytorch",
@@ -21,7 +49,9 @@ NONLOCAL_PYTORCH = Source(
         "W.1": "w_z.norm",
         "concat_project.0": "w_f",
     },
+    places={r"layer(?P<layer>[1-4])\.before(?P<place>\d+)": "res{stage}.non_local_{place}"},
     skips={r"fc\.(weight|bias)": "the classifier"},
     pool="by name",
     scale={"embedded_gaussian": (False,), "gaussian": (False,)},
+    prepare=_prepare,
 )

@@ -1,0 +1,199 @@
+"""What one block costs beside the plain matrix formulation, and how that grows with the map."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from nonlocal_det.benchmark.plain import plain_block
+from nonlocal_det.benchmark.process import Runner, seconds_in_turn
+from nonlocal_det.benchmark.ratio import Ratio, compare
+from nonlocal_det.layers import PAIRWISE_FUNCTIONS, NonLocalBlock
+
+__all__ = ["BlockCase", "BlockCost", "block_cases", "growth_cases", "measure_block", "measure_growth"]
+
+#: What a case measures no longer than, once it has a few rounds.
+_BUDGET_S = 15.0
+_LEAST_ROUNDS = 3
+_WARM_UP_SIZE = 8
+
+
+@dataclass(frozen=True)
+class BlockCase:
+    """One block, its input and a pass.
+
+    Attributes:
+        stage: name of the input: whose output it is in a ResNet-50.
+        channels: C; C' is half of it.
+        height: of the input, cells.
+        width: of the input, cells.
+        pairwise: f of Eq. 1.
+        pool: what is pooled.
+        backward: run the backward pass too.
+    """
+
+    stage: str
+    channels: int
+    height: int
+    width: int
+    pairwise: str
+    pool: str
+    backward: bool = True
+
+    @property
+    def input(self) -> str:
+        """The shape [1, C, H, W] as text."""
+        return f"1x{self.channels}x{self.height}x{self.width}"
+
+    @property
+    def work(self) -> str:
+        """The pass as text."""
+        return "forward + backward" if self.backward else "forward"
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """What a step takes beside another.
+
+    Attributes:
+        case: what was measured.
+        seconds: median of the runs.
+        reference_seconds: that of the other step.
+        time: ratio of the two.
+        memory: bytes at the peak above those held before; None where they are not known.
+        reference_memory: those of the other step.
+    """
+
+    case: BlockCase
+    seconds: float
+    reference_seconds: float
+    time: Ratio
+    memory: int | None
+    reference_memory: int | None
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Ratio of the peaks, None where they are not known."""
+        return self.memory / self.reference_memory if self.memory and self.reference_memory else None
+
+
+def block_cases(height: int, width: int) -> list[BlockCase]:
+    """The blocks that are compared with the matrix form.
+
+    Args:
+        height: of the image, pixels; a multiple of 32.
+        width: of the image, pixels; a multiple of 32.
+    """
+    maps = [
+        ("res4", 1024, 16, "input", PAIRWISE_FUNCTIONS),
+        ("res3", 512, 8, "input", PAIRWISE_FUNCTIONS),
+        # Where the matrix is largest. Without pooling the other two functions have little to show.
+        ("res3", 512, 8, "none", ("embedded_gaussian", "gaussian")),
+    ]
+    return [
+        BlockCase(stage, channels, height // stride, width // stride, pairwise, pool, backward)
+        for stage, channels, stride, pool, functions in maps
+        for pairwise in functions
+        for backward in (False, True)
+    ]
+
+
+def growth_cases(height: int, width: int) -> list[BlockCase]:
+    """The blocks whose cost is compared with that on a map of twice the height; arguments as above."""
+    return [
+        case
+        for case in block_cases(height, width)
+        if case.stage == "res3" and case.pool == "input" and case.backward
+    ]
+
+
+def measure_block(case: BlockCase, device: str, rounds: int) -> BlockCost:
+    """Measures the block against the plain matrix formulation, each in a process of its own, in turn.
+
+    Args:
+        case: what to measure.
+        device: where.
+        rounds: runs of each; fewer if they take long, but at least 3.
+
+    Raises:
+        MeasurementError: memory ran out.
+    """
+    return _measure(case, (MatrixStep, case, device), (BlockStep, case, device), rounds)
+
+
+def measure_growth(case: BlockCase, device: str, rounds: int) -> BlockCost:
+    """Measures the block on a map of twice the height against itself on the map of the case.
+
+    The arguments are those of :func:`measure_block`.
+    """
+    doubled = replace(case, height=2 * case.height)
+    return _measure(case, (BlockStep, case, device), (BlockStep, doubled, device), rounds)
+
+
+def _measure(case: BlockCase, reference: Sequence, step: Sequence, rounds: int) -> BlockCost:
+    with Runner(*reference) as reference_runner, Runner(*step) as runner:
+        pair = (runner, reference_runner)
+        seconds, reference_seconds = seconds_in_turn(pair, rounds, min(rounds, _LEAST_ROUNDS), _BUDGET_S)
+        return BlockCost(
+            case,
+            statistics.median(seconds),
+            statistics.median(reference_seconds),
+            compare(seconds, reference_seconds),
+            runner.memory,
+            reference_runner.memory,
+        )
+
+
+class BlockStep:
+    """The block as users run it, in training: its input needs a gradient, too.
+
+    Args:
+        case: what to run.
+        device: where.
+    """
+
+    def __init__(self, case: BlockCase, device: str) -> None:
+        torch.manual_seed(0)
+        self.device = torch.device(device)
+        self._block = NonLocalBlock(case.channels, pairwise=case.pairwise, pool=case.pool).to(self.device)
+        nn.init.kaiming_normal_(self._block.w_z.weight)  # it starts with zeros
+        self._case = case
+        self._inputs = self._make_inputs(case.height, case.width)
+
+    def warm_up(self) -> None:
+        """Runs on a small map."""
+        self._run(*self._make_inputs(_WARM_UP_SIZE, _WARM_UP_SIZE))
+        self._block.zero_grad()
+
+    def __call__(self) -> None:
+        """Runs once."""
+        self._run(*self._inputs)
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._block(x)
+
+    def _make_inputs(self, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The input and the gradient of the output, both [1, C, height, width]."""
+        shape = (1, self._case.channels, height, width)
+        x = torch.randn(shape, device=self.device, requires_grad=self._case.backward)
+        return x, torch.randn(shape, device=self.device)
+
+    def _run(self, x: torch.Tensor, dz: torch.Tensor) -> None:
+        if not self._case.backward:
+            with torch.no_grad():
+                self._forward(x)
+            return
+        x.grad = None
+        self._block.zero_grad()
+        self._forward(x).backward(dz)
+
+
+class MatrixStep(BlockStep):
+    """The same block by the plain matrix formulation."""
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
+        return plain_block(self._block, x)

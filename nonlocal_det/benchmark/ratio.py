@@ -1,0 +1,53 @@
+"""Ratios of runs that took turns."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Ratio", "compare"]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as long as another step one takes.
+
+    Attributes:
+        median: median of the ratios within a round.
+        quartiles: their first and third quartile.
+        interval: 95 % interval of the median; None with fewer than 6 rounds.
+        rounds: how many.
+    """
+
+    median: float
+    quartiles: tuple[float, float]
+    interval: tuple[float, float] | None
+    rounds: int
+
+
+def compare(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
+    """Compares two steps that took turns.
+
+    The interval is the one that belongs to the sign test: it reaches from one of the sorted ratios to
+    another, whatever their distribution. With 10 rounds these are the second and the ninth.
+
+    Args:
+        seconds: of the first step, one for each round.
+        reference: of the second.
+    """
+    ratios = sorted(a / b for a, b in zip(seconds, reference, strict=True))
+    count = len(ratios)
+    # How many may be cut off at each end: the largest with P(Binomial(count, 1/2) < cut) <= 2.5 %.
+    cut, tail = 0, 0.5**count
+    while tail <= 0.025:
+        cut += 1
+        tail += math.comb(count, cut) * 0.5**count
+    quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if count > 1 else ratios * 3
+    return Ratio(
+        median=statistics.median(ratios),
+        quartiles=(quartiles[0], quartiles[2]),
+        interval=(ratios[cut - 1], ratios[count - cut]) if cut else None,
+        rounds=count,
+    )

@@ -1,0 +1,164 @@
+"""Check an annotation file in COCO's format before training on it.
+
+Examples:
+    python -m nonlocal_det.tools.check_dataset train.json images --masks
+    python -m nonlocal_det.tools.check_dataset val.json --against train.json --write-fixed fixed.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nonlocal_det.tools.command import UsageError, command, parse
+
+if TYPE_CHECKING:
+    from nonlocal_det.data.checks import Finding
+    from nonlocal_det.data.coco_file import CocoFile
+
+__all__ = ["main"]
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments without the program's name; those of this process by default.
+
+    Returns:
+        The exit code: 0 for a file to train on, with or without warnings; 2 for errors or wrong input.
+    """
+    args = _parse(argv)
+
+    from nonlocal_det.data.checks import ERROR, Subject, check_file
+    from nonlocal_det.data.coco_file import DatasetError, read_coco
+
+    if args.images is not None and not args.images.is_dir():
+        raise UsageError(f"{args.images}: no such image folder")
+    if args.write_fixed is not None and _same_file(args.write_fixed, args.json_file):
+        raise UsageError(f"--write-fixed {args.write_fixed}: is the input; name another file")
+    try:
+        file = read_coco(args.json_file)
+        findings = check_file(
+            Subject(
+                file,
+                masks=args.masks,
+                keypoints=args.keypoints,
+                folder=args.images,
+                other=None if args.against is None else read_coco(args.against),
+            )
+        )
+        mended = {} if args.write_fixed is None else _write_fixed(args.json_file, args.write_fixed)
+    except DatasetError as error:
+        raise UsageError(str(error)) from None
+    if args.json:
+        print(json.dumps(_as_json(file, findings, mended), indent=2, ensure_ascii=False))
+    else:
+        _show(file, findings, mended, args.write_fixed)
+    return 2 if any(finding.severity == ERROR for finding in findings) else 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m nonlocal_det.tools.check_dataset",
+        description="Check an annotation file in COCO's format: what is wrong, what Detectron2 would do with "
+        "it, and the fix. Exit code 0: no errors; 2: errors, or wrong input.",
+    )
+    parser.add_argument("json_file", metavar="JSON", type=Path, help="the annotation file")
+    parser.add_argument(
+        "images",
+        metavar="IMAGES",
+        type=Path,
+        nargs="?",
+        help="the image folder; without it no picture is looked at",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="OTHER.json",
+        type=Path,
+        help="a file that must have the same classes, as train and val",
+    )
+    parser.add_argument("--masks", action="store_true", help="masks are to be trained (MODEL.MASK_ON)")
+    parser.add_argument(
+        "--keypoints", action="store_true", help="keypoints are to be trained (MODEL.KEYPOINT_ON)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--write-fixed",
+        metavar="OUT.json",
+        type=Path,
+        help="write the file with what can be mended safely mended",
+    )
+    return parse(parser, argv)
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    return a.resolve() == b.resolve() or (a.exists() and b.exists() and a.samefile(b))
+
+
+def _write_fixed(source: Path, target: Path) -> dict[str, int]:
+    from nonlocal_det.data.coco_file import read_document
+    from nonlocal_det.data.mending import mend
+
+    document = read_document(source)
+    mended = mend(document)
+    if not target.parent.is_dir():
+        raise UsageError(f"--write-fixed {target}: no such folder as {target.parent}")
+    # Beside the target and renamed at the end, so that a full disk or Ctrl-C leaves no half file.
+    handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(document, file, ensure_ascii=False)
+        os.chmod(part, 0o666 & ~_umask())
+        os.replace(part, target)
+    except BaseException:
+        os.unlink(part)
+        raise
+    return mended
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _as_json(file: CocoFile, findings: Sequence[Finding], mended: dict[str, int]) -> dict[str, Any]:
+    return {
+        "file": str(file.path),
+        **_counts(file),
+        "errors": sum(finding.severity == "error" for finding in findings),
+        "warnings": sum(finding.severity == "warning" for finding in findings),
+        "findings": [asdict(finding) for finding in findings],
+        "mended": mended,
+    }
+
+
+def _counts(file: CocoFile) -> dict[str, int]:
+    return {
+        "images": len(file.images),
+        "annotations": len(file.annotations or ()),
+        "categories": len(file.categories),
+    }
+
+
+def _show(file: CocoFile, findings: Sequence[Finding], mended: dict[str, int], fixed: Path | None) -> None:
+    print(f"{file.path}: {', '.join(f'{number} {what}' for what, number in _counts(file).items())}")
+    for finding in findings:
+        print(finding)
+    if fixed is not None:
+        print(f"{fixed}: written; mended {', '.join(f'{k} {n}' for k, n in mended.items()) or 'nothing'}")
+    errors = sum(finding.severity == "error" for finding in findings)
+    print(f"{errors} kinds of error, {len(findings) - errors} of warning")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
