@@ -82,6 +82,13 @@ def add_nonlocal_config(cfg: CfgNode) -> None:
     # sigmas and INPUT.MASK_FORMAT come from the files, unless you set them.
     cfg.DATASETS.REGISTER = []
 
+    # Steps of a run that may be skipped because a loss is infinite or NaN; one more stops the run. The file
+    # OUTPUT_DIR/nonfinite_*.pth has the batch of each.
+    cfg.SOLVER.SKIP_NONFINITE_STEPS = 0
+    # Fraction of the training images that may turn out to be of no use, as the file cannot be read or an
+    # annotation is impossible. Others take their places. One more stops the run.
+    cfg.DATALOADER.MAX_BAD_FRACTION = 0.01
+
 
 def get_config(config_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> CfgNode:
     """Load a config with everything that this project needs, and check it.
@@ -261,6 +268,18 @@ def _check_engine(cfg: CfgNode) -> None:
             "TEST.AUG.ENABLED",
             True,
             f"Detectron2 has no test-time augmentation for {what}; write False",
+        )
+    if cfg.SOLVER.SKIP_NONFINITE_STEPS < 0:
+        raise _error(
+            "SOLVER.SKIP_NONFINITE_STEPS",
+            cfg.SOLVER.SKIP_NONFINITE_STEPS,
+            "must be 0 (stop at the first) or more",
+        )
+    if not 0 <= cfg.DATALOADER.MAX_BAD_FRACTION <= 1:
+        raise _error(
+            "DATALOADER.MAX_BAD_FRACTION",
+            cfg.DATALOADER.MAX_BAD_FRACTION,
+            "must be from 0 to 1, such as 0.01",
         )
     reference, batch = cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.SOLVER.IMS_PER_BATCH
     if reference and batch % reference:

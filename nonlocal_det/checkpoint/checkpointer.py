@@ -11,9 +11,11 @@ from urllib.parse import urlparse
 import numpy as np
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
+from detectron2.utils import comm
 from detectron2.utils.file_io import PathManager
 from torch import nn
 
+from nonlocal_det.checkpoint.files import CheckpointIndex, SavedFile, hash_file, write_whole
 from nonlocal_det.checkpoint.report import CheckpointError, LoadReport, compare
 from nonlocal_det.checkpoint.safe import read_checkpoint
 from nonlocal_det.layers import NonLocalBlock
@@ -29,7 +31,12 @@ class NonLocalCheckpointer(DetectionCheckpointer):
     Anything else that is missing or has another shape stops the run, and so does a trained block in the file
     that the model lacks.
 
+    A checkpoint is written whole or not at all, and its hash is noted in ``checkpoints.json``. One that is
+    found to be damaged when the run is resumed is passed over for the one before it.
+
     Attributes:
+        resumable: whether a run may go on from what this checkpointer saves.
+        index: the list of the checkpoints in ``save_dir``.
         report: the report of the last file that was loaded; None before.
         fresh_blocks: names of the model's non-local blocks that no file gave weights to.
 
@@ -39,11 +46,14 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         allow_missing: regular expression. If it is found in every name that would stop the run, the run goes
             on. "" allows nothing.
         save_to_disk: whether this process saves; by default the main process alone.
+        keep: how many numbered checkpoints (``model_0004999.pth``) of a run to keep, the newest; None is all.
         checkpointables: other objects with ``state_dict()`` and ``load_state_dict()``.
 
     Raises:
         CheckpointError: ``allow_missing`` is not a regular expression.
     """
+
+    resumable = True
 
     def __init__(
         self,
@@ -52,9 +62,13 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         *,
         allow_missing: str = "",
         save_to_disk: bool | None = None,
+        keep: int | None = None,
         **checkpointables: Any,
     ) -> None:
         super().__init__(model, save_dir, save_to_disk=save_to_disk, **checkpointables)
+        self.index = CheckpointIndex(save_dir)
+        self._keep = keep
+        self._intact = ""  # the file whose hash was compared last
         self.report: LoadReport | None = None
         self.fresh_blocks = [
             name for name, module in self.model.named_modules() if isinstance(module, NonLocalBlock)
@@ -73,15 +87,108 @@ class NonLocalCheckpointer(DetectionCheckpointer):
             What the file holds besides.
 
         Raises:
-            CheckpointError: as :meth:`load`; and the last checkpoint is not there.
+            CheckpointError: as :meth:`load`; and no checkpoint of ``save_dir`` is intact, or one of the
+                processes has no such file.
         """
-        if resume and self.has_checkpoint() and not os.path.isfile(last := self.get_checkpoint_file()):
-            name = os.path.basename(last)
+        if not (resume and comm.all_gather(self.has_checkpoint())[0]):
+            self.index.start()
+            return self.load(path, checkpointables=[])
+        # The main process alone reads them all, and wrote the hashes.
+        found, problem = comm.all_gather(self._find_intact() if comm.is_main_process() else None)[0]
+        if problem:
+            raise CheckpointError(problem)
+        path = os.path.join(self.save_dir, found)
+        if not all(comm.all_gather(os.path.isfile(path))):
             raise CheckpointError(
-                f"OUTPUT_DIR {self.save_dir}: its file last_checkpoint names {name!r}, which is not there; "
-                "write another checkpoint's name into it, or delete it to start from MODEL.WEIGHTS"
+                f"OUTPUT_DIR {self.save_dir}: {found} is not there on every machine; name a folder that they "
+                "share"
             )
-        return super().resume_or_load(path, resume=resume)
+        return self.load(path)
+
+    def _find_intact(self) -> tuple[str, str]:
+        """Return the name of the last intact checkpoint, or "" and why there is none."""
+        last = os.path.basename(self.get_checkpoint_file())
+        files = {file.name: file.sha256 for file in self.index.files() if file.resumable}
+        names = list(files)
+        before = names[: names.index(last)] if last in files else names
+        problem = ""
+        for name in [last, *reversed(before)]:
+            damage = self._damage(name, files.get(name))
+            if damage is None:
+                if problem:
+                    self.logger.warning("%s; going on from %s, saved before it", problem, name)
+                return name, ""
+            problem = problem or (
+                f"OUTPUT_DIR {self.save_dir}: its file last_checkpoint names {name!r}, which {damage}"
+            )
+        return "", (
+            f"{problem}; write another checkpoint's name into it, or delete it to start from MODEL.WEIGHTS"
+        )
+
+    def _damage(self, name: str, sha256: str | None) -> str | None:
+        path = os.path.join(self.save_dir, name)
+        if not os.path.isfile(path):
+            return "is not there"
+        if sha256 is None:  # saved by another program, or its process was killed before the hash was noted
+            try:
+                self._torch_load(path)
+            except Exception as error:  # readers of pickle and zip raise nearly every type
+                return f"is damaged ({type(error).__name__})"
+        elif hash_file(path) != sha256:
+            return "is damaged (its hash differs from the one in checkpoints.json)"
+        self._intact = path
+        return None
+
+    def save(self, name: str, **kwargs: Any) -> None:
+        """Save model and checkpointables as ``save_dir/name.pth``, whole or not at all.
+
+        Args:
+            name: the file's name without ``.pth``.
+            kwargs: more to save.
+
+        Raises:
+            CheckpointError: it cannot be written, for want of space for example. What was there is intact.
+        """
+        if not (self.save_dir and self.save_to_disk):
+            return
+        content = {"model": self.model.state_dict()}
+        content.update((key, value.state_dict()) for key, value in self.checkpointables.items())
+        content.update(kwargs)
+        basename = f"{name}.pth"
+        path = os.path.join(self.save_dir, basename)
+        self.logger.info("Saving checkpoint to %s", path)
+        try:
+            sha256 = write_whole(
+                path, lambda file: torch.save(content, file), before=lambda: self.index.remove(basename)
+            )
+            self.index.add(SavedFile(basename, sha256, self.resumable))
+            self.tag_last_checkpoint(basename)
+            self._prune()
+        except OSError as error:
+            raise CheckpointError(
+                f"OUTPUT_DIR {self.save_dir}: {basename} cannot be written ({error.strerror}); the "
+                "checkpoints before it are intact: make room, and go on with --resume"
+            ) from error
+
+    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
+        """Make a checkpoint the one to resume from.
+
+        Args:
+            last_filename_basename: its file's name.
+
+        Raises:
+            OSError: it cannot be written down.
+        """
+        path = os.path.join(self.save_dir, "last_checkpoint")
+        write_whole(path, lambda file: file.write(last_filename_basename.encode()))
+
+    def _prune(self) -> None:
+        if self._keep is None:
+            return
+        numbered = [file.name for file in self.index.files() if re.fullmatch(r"model_\d+\.pth", file.name)]
+        for name in numbered[: -self._keep]:
+            self.index.remove(name)
+            os.remove(os.path.join(self.save_dir, name))
 
     def load(self, path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load a weight file into the model, and the checkpointables that it holds.
@@ -98,13 +205,24 @@ class NonLocalCheckpointer(DetectionCheckpointer):
             CheckpointError: there is no such file, it is no checkpoint, or it does not fit the model.
         """
         if path:
-            find_weights(path)
+            self._check_hash(find_weights(path), path)
         self._path = path
         try:
             return super().load(path, *args, **kwargs)
         finally:
             # Upstream forgets this when a load fails, and then asserts in the next.
             self._parsed_url_during_load = None
+
+    def _check_hash(self, local: str, path: str) -> None:
+        if local == self._intact or not comm.is_main_process():
+            return
+        folder, name = os.path.split(local)
+        hashes = {file.name: file.sha256 for file in CheckpointIndex(folder).files()}
+        if name in hashes and hash_file(local) != hashes[name]:
+            raise CheckpointError(
+                f"weights {path}: damaged: its hash differs from the one in checkpoints.json beside it; give "
+                "another checkpoint, or delete checkpoints.json if you changed the file yourself"
+            )
 
     def _load_file(self, filename: str) -> dict[str, Any]:
         if filename.endswith((".pkl", ".pyth")):  # upstream would run what is in them

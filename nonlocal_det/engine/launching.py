@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from multiprocessing import active_children
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
@@ -14,6 +15,9 @@ from torch import multiprocessing
 
 from nonlocal_det.checkpoint import CheckpointError
 from nonlocal_det.config import ConfigError
+from nonlocal_det.data.train_loader import BadDataError
+from nonlocal_det.engine.nonfinite import NonFiniteLossError
+from nonlocal_det.engine.preemption import Preempted, StopRequest, set_stop_request, stop_request
 
 __all__ = ["INPUT_ERRORS", "count_processes", "launch_processes"]
 
@@ -21,6 +25,8 @@ __all__ = ["INPUT_ERRORS", "count_processes", "launch_processes"]
 INPUT_ERRORS = (
     ConfigError,
     CheckpointError,
+    BadDataError,
+    NonFiniteLossError,
     FileNotFoundError,
     FileExistsError,
     IsADirectoryError,
@@ -39,7 +45,8 @@ def launch_processes(
 ) -> None:
     """Run ``main(*args)`` in one process, or in one process for each GPU of every machine.
 
-    Without a CUDA device, ``num_gpus`` processes share the CPU, and Gloo connects them.
+    Without a CUDA device, ``num_gpus`` processes share the CPU, and Gloo connects them. A signal to stop that
+    is sent to this process counts in all of them.
 
     Args:
         main: a function that can be pickled. With several processes each calls it, in a fresh interpreter.
@@ -52,6 +59,7 @@ def launch_processes(
 
     Raises:
         ConfigError: the numbers do not fit each other or this machine.
+        Preempted: a signal has stopped ``main``.
         Exception: what ``main`` raised; from another process, INPUT_ERRORS come as they are and others as
             :class:`torch.multiprocessing.ProcessRaisedException`.
     """
@@ -62,22 +70,23 @@ def launch_processes(
     # It warns of each process that it ends because another has failed, which that one's error says already.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     try:
-        launch(
-            _run_process,
-            num_gpus,
-            num_machines=num_machines,
-            machine_rank=machine_rank,
-            dist_url=dist_url,
-            args=(main, args, num_gpus, errors),
-        )
+        with stop_request().listening(pass_on=True, leave=_kill_children):
+            launch(
+                _run_process,
+                num_gpus,
+                num_machines=num_machines,
+                machine_rank=machine_rank,
+                dist_url=dist_url,
+                args=(main, args, num_gpus, errors, stop_request()),
+            )
     except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException):
         # The first process to end need not be the one with the wrong input: the others lose touch with it.
         if errors.empty():
+            if stop_request():
+                raise Preempted("stopped by a signal before training started") from None
             raise
-        error = errors.get()
-    else:
-        return
-    raise error
+    if not errors.empty():
+        raise errors.get()
 
 
 def count_processes(
@@ -117,14 +126,22 @@ def count_processes(
     return num_gpus * num_machines
 
 
+def _kill_children() -> None:
+    for child in active_children():
+        child.kill()
+
+
 def _run_process(
-    main: Callable[..., None], args: tuple[Any, ...], num_gpus: int, errors: SimpleQueue
+    main: Callable[..., None], args: tuple[Any, ...], num_gpus: int, errors: SimpleQueue, stop: StopRequest
 ) -> None:
+    set_stop_request(stop)
     if not torch.cuda.is_available() and "OMP_NUM_THREADS" not in os.environ:
         # Each process would start a thread for every core, and they would be in each other's way.
         torch.set_num_threads(max(1, torch.get_num_threads() // num_gpus))
     try:
         main(*args)
+    except Preempted as stopped:
+        errors.put(stopped)
     except INPUT_ERRORS as error:
         errors.put(error)
         raise

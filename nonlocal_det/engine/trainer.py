@@ -6,9 +6,10 @@ import logging
 import os
 import re
 import weakref
-from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from detectron2.config import CfgNode
@@ -19,20 +20,30 @@ from detectron2.engine import (
     SimpleTrainer,
     TrainerBase,
     create_ddp_model,
-    hooks,
 )
+from detectron2.engine import hooks as upstream
 from detectron2.evaluation import DatasetEvaluator
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
-from torch import nn
+from fvcore.common.history_buffer import HistoryBuffer
+from fvcore.nn.precise_bn import get_bn_modules
+from torch import distributed, nn
 
 from nonlocal_det.checkpoint import CheckpointError, NonLocalCheckpointer
 from nonlocal_det.config import ConfigError
+from nonlocal_det.data.randomness import isolated_randomness, random_states, set_random_states
+from nonlocal_det.data.train_loader import BadDataError, TrainLoader
+from nonlocal_det.engine import hooks
 from nonlocal_det.engine.checks import check_training
+from nonlocal_det.engine.nonfinite import LossGuard, NonFiniteLossError
+from nonlocal_det.engine.preemption import stop_request
 from nonlocal_det.evaluation import COCOEvaluator
 
 __all__ = ["Trainer"]
+
+#: Numbered checkpoints of a run that are kept, besides the final one and the best.
+KEPT_CHECKPOINTS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +55,11 @@ class Trainer(DefaultTrainer):
     (:class:`NonLocalCheckpointer`), also trains with several processes on CPUs, and refuses settings that
     cannot work before a model is built. "Best" is by mask AP on the first data set of DATASETS.TEST, or else
     by keypoint AP, or else by box AP.
+
+    A run that was stopped and resumed goes on exactly: on a CPU, with up to two processes, it ends with the
+    same bits. A checkpoint holds the position in the training data (:class:`TrainLoader`) and the random
+    states of each process besides what Detectron2 saves; evaluation draws no random number from training.
+    SIGTERM and SIGUSR1 make :meth:`train` save after the current iteration and raise :class:`Preempted`.
 
     Args:
         cfg: the config. With SOLVER.REFERENCE_WORLD_SIZE, batch, rate and steps are scaled to the number of
@@ -64,6 +80,8 @@ class Trainer(DefaultTrainer):
         processes = comm.get_world_size()
         check_training(cfg, processes)
         self.cfg = cfg = self.auto_scale_workers(cfg, processes)
+        self.stopping = False  # whether a process was asked to stop after this iteration
+        self.left = False  # whether training was left before its end
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
 
@@ -76,9 +94,16 @@ class Trainer(DefaultTrainer):
         loop = AMPTrainer if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
         self._trainer = loop(model, loader, optimizer)
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
+        self._random_states: list[dict[str, Any]] = []  # of all processes, while a checkpoint is saved
+        self._resumed_states: dict[str, Any] | None = None  # of this process, until training starts
         self.checkpointer = NonLocalCheckpointer(
-            model, cfg.OUTPUT_DIR, allow_missing=allow_missing, trainer=weakref.proxy(self)
+            model,
+            cfg.OUTPUT_DIR,
+            allow_missing=allow_missing,
+            keep=KEPT_CHECKPOINTS,
+            trainer=weakref.proxy(self),
         )
+        self._guard = LossGuard(model, cfg.OUTPUT_DIR, cfg.SOLVER.SKIP_NONFINITE_STEPS)
         self.register_hooks(self.build_hooks())
 
     def resume_or_load(self, resume: bool = True) -> None:
@@ -128,43 +153,211 @@ class Trainer(DefaultTrainer):
                 "give MODEL.WEIGHTS that hold the block"
             )
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the trainer's state.
+    def train(self) -> OrderedDict[str, Any] | None:
+        """Run training.
+
+        Returns:
+            The results of the last evaluation in the main process, where TEST.EXPECTED_RESULTS checks them.
+
+        Raises:
+            Preempted: a signal has stopped the run, which is saved.
+            BadDataError: too many images cannot be used (DATALOADER.MAX_BAD_FRACTION).
+            NonFiniteLossError: a loss is not finite (SOLVER.SKIP_NONFINITE_STEPS).
+            CheckpointError: a checkpoint cannot be written.
+        """
+        self.left = False
+        try:
+            with stop_request().listening():
+                return super().train()
+        except _Leave as leave:
+            error = leave.error
+        finally:
+            if isinstance(self.data_loader, TrainLoader):
+                self.data_loader.close()
+        raise error
+
+    def leave(self, error: Exception) -> NoReturn:
+        """Leave training for a reason that is no fault of the program: without a traceback in the log.
 
         Args:
-            state_dict: what :meth:`state_dict` returned.
+            error: what :meth:`train` raises.
+        """
+        self.left = True
+        raise _Leave(error)
+
+    def save(self, name: str) -> None:
+        """Save a checkpoint to go on from. All processes must call this; the main one writes.
+
+        Args:
+            name: the file's name without ``.pth``.
+        """
+        self._random_states = comm.gather(random_states())
+        self.checkpointer.save(name, iteration=self.iter)
+        self._random_states = []
+
+    def before_train(self) -> None:
+        """Prepare the hooks; then take up the random states of the run that is resumed."""
+        # Its default is a million values of each metric: 150 MB in 90,000 iterations. Writers look at 20.
+        self.storage._history.default_factory = partial(HistoryBuffer, max_length=1000)
+        super().before_train()
+        if self._resumed_states is not None:
+            set_random_states(self._resumed_states)
+            self._resumed_states = None
+
+    def run_step(self) -> None:
+        """Do one step, or skip it in all processes if a loss of one is not finite."""
+        self._trainer.iter = self.iter
+        try:
+            self._guard.run(self._trainer.run_step, self.iter)
+        except (BadDataError, NonFiniteLossError) as error:
+            self.leave(error)
+
+    def after_step(self) -> None:
+        """Tell the other processes what each alone can know, and run the hooks."""
+        loader = self.data_loader if isinstance(self.data_loader, TrainLoader) else None
+        stop = bool(stop_request())
+        said = comm.all_gather((stop, loader.take_bad() if loader else []))
+        self.stopping = any(stop for stop, _ in said)
+        try:
+            if loader:
+                loader.count_bad(image for _, images in said for image in images)
+            super().after_step()
+        except (BadDataError, CheckpointError) as error:
+            self.leave(error)
+
+    def after_train(self) -> None:
+        """Let the hooks finish; a run that was finished before counts no iteration more."""
+        self.iter = min(self.iter, self.max_iter)
+        try:
+            super().after_train()
+        except OSError:
+            if not self.left:  # else a full disk, which keeps a checkpoint from being written, shows here too
+                raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that the rest of the run depends on, but for the model's weights."""
+        state = super().state_dict()
+        state["hooks"] = {name: found for name, hook in _named(self._hooks) if (found := hook.state_dict())}
+        if isinstance(self.data_loader, TrainLoader):
+            state["data"] = self.data_loader.state_dict()
+        state["random_states"] = self._random_states
+        state["skipped_steps"] = self._guard.skipped
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the trainer's state. What cannot be restored exactly is logged.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned, or Detectron2's.
 
         Raises:
             CheckpointError: it belongs to a run with other parameters.
         """
+        state = dict(state_dict)
+        states = state.pop("hooks", {})
         try:
-            super().load_state_dict(state_dict)
+            super().load_state_dict(state)
+            for name, hook in _named(self._hooks):
+                if name in states:
+                    hook.load_state_dict(states[name])
         except (KeyError, ValueError) as error:
             raise CheckpointError(
                 f"OUTPUT_DIR {self.cfg.OUTPUT_DIR}: its last checkpoint cannot be resumed with this config: "
                 f"{error}; use that run's config, or give it as MODEL.WEIGHTS and a new OUTPUT_DIR"
             ) from error
+        self._guard.skipped = state.get("skipped_steps", 0)
+        if isinstance(self.data_loader, TrainLoader):
+            if "data" in state:
+                self.data_loader.load_state_dict(state["data"])
+            else:
+                self.data_loader.skip((self.iter + 1) * self.cfg.SOLVER.IMS_PER_BATCH)
+        found = state.get("random_states", ())
+        if len(found) == comm.get_world_size():
+            self._resumed_states = found[comm.get_rank()]
+        else:
+            logger.warning(
+                "The checkpoint has random states for %d processes, and there are %d: the run goes on, but "
+                "not bit for bit as before",
+                len(found),
+                comm.get_world_size(),
+            )
 
     def build_hooks(self) -> list[HookBase | None]:
-        """Return Detectron2's hooks, with those for the best checkpoint and test-time augmentation.
+        """Return the hooks, in the order in which they run: those of Detectron2, in forms that can resume.
+
+        Evaluation comes after the checkpoint, so that one which fails costs no training, and the writer last,
+        since it closes its files at the end of training.
+        """
+        cfg, found = self.cfg, [upstream.IterationTimer(), upstream.LRScheduler()]
+        if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(self.model):
+            few = cfg.clone()
+            few.defrost()
+            few.DATALOADER.NUM_WORKERS = 0
+            loader = self.build_train_loader(few)
+            found.append(
+                hooks.PreciseBN(cfg.TEST.EVAL_PERIOD, self.model, loader, cfg.TEST.PRECISE_BN.NUM_ITER)
+            )
+        found.append(hooks.PeriodicCheckpointer(cfg.SOLVER.CHECKPOINT_PERIOD))
+        found.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, self._evaluate))
+        if cfg.DATASETS.TEST and comm.is_main_process():
+            trainer = self.checkpointer.checkpointables["trainer"]
+            keeper = _BestKeeper(self.checkpointer.model, cfg.OUTPUT_DIR, trainer=trainer)
+            keeper.index = self.checkpointer.index
+            found.append(hooks.BestCheckpointer(cfg.TEST.EVAL_PERIOD, keeper, _best_metric(cfg)))
+        if cfg.TEST.AUG.ENABLED:
+            found.append(hooks.EvalHook(0, lambda: self.test_with_tta(self.cfg, self.model)))
+        if comm.is_main_process():
+            found.append(upstream.PeriodicWriter(self.build_writers()))
+        return found
+
+    def _evaluate(self) -> OrderedDict[str, Any]:
+        if comm.get_world_size() > 1:
+            # Batch norms keep statistics of their own in each process. Those that are saved are evaluated.
+            for buffer in self.checkpointer.model.buffers():
+                distributed.broadcast(buffer, 0)
+        self._last_eval_results = self.test(self.cfg, self.model)
+        return self._last_eval_results
+
+    @classmethod
+    def test(
+        cls,
+        cfg: CfgNode,
+        model: nn.Module,
+        evaluators: DatasetEvaluator | list[DatasetEvaluator] | None = None,
+    ) -> OrderedDict[str, Any]:
+        """Evaluate, and leave the random states as they were.
+
+        Args:
+            cfg: the config.
+            model: the model.
+            evaluators: one for each data set of DATASETS.TEST; those of :meth:`build_evaluator` by default.
 
         Returns:
-            The hooks, in the order in which they run.
+            Results by task and metric; by data set first if there are several.
         """
-        found = super().build_hooks()
-        added: list[HookBase] = []
-        if self.cfg.DATASETS.TEST and comm.is_main_process():
-            keeper = _BestKeeper(
-                self.checkpointer.model,
-                self.cfg.OUTPUT_DIR,
-                trainer=self.checkpointer.checkpointables["trainer"],
-            )
-            added.append(hooks.BestCheckpointer(self.cfg.TEST.EVAL_PERIOD, keeper, _best_metric(self.cfg)))
-        if self.cfg.TEST.AUG.ENABLED:
-            added.append(hooks.EvalHook(0, lambda: self.test_with_tta(self.cfg, self.model)))
-        # Before the writer, which the main process has last: it closes its files at the end of training.
-        place = len(found) - 1 if comm.is_main_process() else len(found)
-        return found[:place] + added + found[place:]
+        with isolated_randomness():
+            return super().test(cfg, model, evaluators)
+
+    @classmethod
+    def build_train_loader(cls, cfg: CfgNode) -> Iterable[list[dict[str, Any]]]:
+        """Return the loader of training data, which can go on from where another one stopped.
+
+        Args:
+            cfg: the config. SEED -1 draws a seed, which checkpoints keep.
+
+        Raises:
+            ConfigError: images without a size are to be grouped by it.
+        """
+        seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
+        try:
+            return TrainLoader.from_config(cfg, seed)
+        except KeyError as error:
+            if error.args[0] not in ("width", "height"):
+                raise
+            raise ConfigError(
+                f"DATALOADER.ASPECT_RATIO_GROUPING is True: {cfg.DATASETS.TRAIN} has an image without "
+                f"{error}; give every image its size, or write False"
+            ) from error
 
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:
@@ -223,8 +416,27 @@ class Trainer(DefaultTrainer):
         return OrderedDict((f"{key}_TTA", value) for key, value in results.items())
 
 
+class _Leave(BaseException):
+    """Passes Detectron2's training loop, which logs every Exception."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _named(found: list[HookBase]) -> Iterator[tuple[str, HookBase]]:
+    """Name hooks by their class, as Detectron2 does, and the second and later of a class by number too."""
+    counts: Counter[str] = Counter()
+    for hook in found:
+        name = type(hook).__qualname__
+        counts[name] += 1
+        yield (name if counts[name] == 1 else f"{name}#{counts[name]}"), hook
+
+
 class _BestKeeper(NonLocalCheckpointer):
     """Saves the best checkpoint without making it the one to resume from."""
+
+    resumable = False
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         """Leave ``last_checkpoint`` as it is."""

@@ -21,19 +21,22 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+EXIT_PREEMPTED = 75
+
 # Not the module's name, which is __main__ where it is run by python -m.
 logger = logging.getLogger("nonlocal_det.tools.train")
 
 
 @command
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
         argv: arguments without the program's name; those of this process by default.
 
     Returns:
-        The exit code: 0, or 2 for wrong input.
+        The exit code: 0; 2 for wrong input; 75 (EX_TEMPFAIL) where SIGTERM or SIGUSR1 has stopped training,
+        which has saved its state: the same command with --resume goes on.
     """
     args = _parse(argv)
 
@@ -42,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
     from nonlocal_det.config import get_config
     from nonlocal_det.data.checks import check_before_training
-    from nonlocal_det.engine import check_run, count_processes, launch_processes
+    from nonlocal_det.engine import Preempted, check_run, count_processes, launch_processes
 
     # Here already, so that a mistake is found before any process starts.
     where = (args.num_gpus, args.num_machines, args.machine_rank, args.dist_url or "auto")
@@ -53,7 +56,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     # What is found in the data belongs in the run's log, too.
     setup_logger(cfg.OUTPUT_DIR, distributed_rank=args.machine_rank * args.num_gpus, name="nonlocal_det")
     check_before_training(cfg, eval_only=args.eval_only)
-    launch_processes(run, *where, args=(args,))
+    try:
+        launch_processes(run, *where, args=(args,))
+    except Preempted as stopped:
+        print(stopped, file=sys.stderr)
+        return EXIT_PREEMPTED
+    return 0
 
 
 def run(args: argparse.Namespace) -> None:

@@ -4,8 +4,11 @@ import json
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -119,6 +122,66 @@ def test_resume_with_other_parameters(arguments, tmp_path, capsys):
     changes = {"MODEL__BACKBONE__FREEZE_AT": 2, "SOLVER__MAX_ITER": 2}
     assert main(arguments("--resume", output=tmp_path, **changes)) == 2
     assert "cannot be resumed with this config" in one_error_line(capsys)
+
+
+def test_the_same_command_goes_on_after_a_signal(arguments, tmp_path, capsys):
+    line = arguments("--resume", output=tmp_path, SOLVER__CHECKPOINT_PERIOD=1, DATASETS__TEST=())
+
+    def interrupt() -> None:
+        until = time.monotonic() + 100
+        while not (tmp_path / "last_checkpoint").exists() and time.monotonic() < until:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    more = [*line, "SOLVER.MAX_ITER", "2000"]
+    assert main(more) == 75
+    thread.join()
+    captured = capsys.readouterr()
+    found = re.fullmatch(
+        r"stopped by a signal after (\d+) of 2000 iterations and saved model_\d{7}\.pth; --resume goes on "
+        r"from it\n",
+        captured.err,
+    )
+    assert found, captured.err
+    assert "Traceback" not in captured.out
+    done = int(found[1])
+    assert main([*line, "SOLVER.MAX_ITER", str(done + 1)]) == 0
+    assert f"Starting training from iteration {done}\n" in capsys.readouterr().out
+
+
+def test_a_damaged_image_costs_one_sample_or_the_run(arguments, mini_coco, tmp_path, capsys, monkeypatch):
+    # The image is not among those that are opened before training.
+    monkeypatch.setattr("nonlocal_det.data.checks.SAMPLED_PICTURES", 0)
+    content = json.loads((mini_coco / "coco" / "annotations" / "instances_train2017.json").read_text())
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(content["images"]):
+        data = (mini_coco / "coco" / "train2017" / image["file_name"]).read_bytes()
+        (tmp_path / "images" / image["file_name"]).write_bytes(data[:2000] if number == 1 else data)
+    (tmp_path / "train.json").write_text(json.dumps(content))
+    register = [["damaged_train", str(tmp_path / "train.json"), str(tmp_path / "images")]]
+    damaged = tmp_path / "images" / content["images"][1]["file_name"]
+
+    def run(fraction: float, output: str) -> int:
+        changes = {
+            "DATASETS__REGISTER": register,
+            "DATASETS__TRAIN": ("damaged_train",),
+            "DATASETS__TEST": (),
+            "DATALOADER__MAX_BAD_FRACTION": fraction,
+            "DATALOADER__NUM_WORKERS": 1,
+            "SOLVER__MAX_ITER": 5,
+        }
+        return main(arguments(output=tmp_path / output, **changes))
+
+    assert run(0.2, "good") == 0
+    assert (
+        f"Training goes on without {damaged} (id {content['images'][1]['id']}): " in capsys.readouterr().out
+    )
+    assert run(0.1, "bad") == 2
+    line = one_error_line(capsys)
+    assert "DATALOADER.MAX_BAD_FRACTION is 0.1: 1 of 6 images cannot be used" in line
+    assert str(damaged) in line
 
 
 def test_test_time_augmentation(arguments, tmp_path, capsys):

@@ -1,0 +1,96 @@
+"""Stopping a run by SIGTERM or SIGUSR1, as job schedulers do before they take a machine away."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from types import FrameType
+from typing import Any
+
+__all__ = ["STOP_SIGNALS", "Preempted", "StopRequest", "set_stop_request", "stop_request"]
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Preempted(Exception):  # noqa: N818
+    """A run that was stopped by a signal, after it saved its state. The message is one line."""
+
+
+class StopRequest:
+    """Whether this process, or the one that started it, was asked to stop.
+
+    The first signal is a request; a second one ends the process at once, as the signal does by default.
+    """
+
+    def __init__(self) -> None:
+        # Plain shared memory: a lock could be held by the very code that a signal interrupts.
+        self._shared: Any = get_context("spawn").RawValue(ctypes.c_bool, False)
+        self._received = False
+
+    def __bool__(self) -> bool:
+        return self._received or self._shared.value
+
+    def __getstate__(self) -> Any:
+        return self._shared
+
+    def __setstate__(self, shared: Any) -> None:
+        self._shared, self._received = shared, False
+
+    @contextmanager
+    def listening(self, *, pass_on: bool = False, leave: Callable[[], None] | None = None) -> Iterator[None]:
+        """Take the signals as requests while the block runs, and forget those from before it.
+
+        Outside of the main thread nothing is done: signals do not reach others.
+
+        Args:
+            pass_on: whether a signal counts in the processes that this object was sent to as well. They must
+                not be sent the signal instead: it may reach them by itself, and two mean "at once".
+            leave: called by a second signal, before the process ends.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        self._received = False
+        if pass_on:
+            self._shared.value = False
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self._received:
+                if leave is not None:
+                    leave()
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            self._received = True
+            if pass_on:
+                self._shared.value = True
+
+        before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+_request = StopRequest()
+
+
+def stop_request() -> StopRequest:
+    """Return that of this process: signals are sent to processes, so there is one in each."""
+    return _request
+
+
+def set_stop_request(request: StopRequest) -> None:
+    """Make this process notice what its parent was asked for.
+
+    Args:
+        request: the parent's.
+    """
+    global _request
+    _request = request

@@ -1,0 +1,81 @@
+"""Long runs keep their memory and their files: figures from the process itself."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("detectron2")
+
+from detectron2.engine import HookBase
+
+from nonlocal_det import get_config
+from nonlocal_det.engine import Trainer
+
+MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
+PROC = Path("/proc/self")
+
+SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+pytestmark = [
+    pytest.mark.usefixtures("fresh_logging"),
+    pytest.mark.filterwarnings("ignore"),  # pytest would keep every warning
+    pytest.mark.skipif(not (PROC / "statm").exists(), reason="reads Linux's /proc"),
+]
+
+
+class Figures(HookBase):
+    """Notes resident memory in bytes, open files, threads and child processes."""
+
+    def __init__(self, period: int) -> None:
+        self.period = period
+        self.found: list[tuple[int, int, int, int]] = []
+
+    def after_step(self) -> None:
+        if (self.trainer.iter + 1) % self.period == 0:
+            gc.collect()
+            pages = int((PROC / "statm").read_text().split()[1])
+            self.found.append(
+                (
+                    pages * os.sysconf("SC_PAGE_SIZE"),
+                    len(os.listdir(PROC / "fd")),
+                    len(os.listdir(PROC / "task")),
+                    len(multiprocessing.active_children()),
+                )
+            )
+
+
+@pytest.mark.parametrize(
+    ("iterations", "workers"),
+    [(100, 1), pytest.param(2000, 0, marks=SLOW), pytest.param(2000, 2, marks=SLOW)],
+)
+def test_memory_and_files_stay_flat(small_options, mini_coco, tmp_path, iterations, workers):
+    options = {
+        "DATASETS.TRAIN": ("mini_train",),
+        "DATASETS.TEST": ("mini_val",),
+        "SOLVER.MAX_ITER": iterations,
+        "SOLVER.CHECKPOINT_PERIOD": iterations // 20,
+        "TEST.EVAL_PERIOD": iterations // 4,
+        "DATALOADER.NUM_WORKERS": workers,
+        "SEED": 1,
+        "OUTPUT_DIR": str(tmp_path),
+    }
+    trainer = Trainer(get_config(MASK, small_options(options)))
+    figures = Figures(iterations // 20)
+    trainer.register_hooks([figures])
+    trainer.train()
+
+    memory, *counts = np.array(figures.found[5:]).T  # after the first evaluation and the first log
+    steps = np.arange(len(memory)) * figures.period
+    slope = np.polyfit(steps, memory, 1)[0]
+    print(f"{iterations} iterations, {workers} workers: {slope:.0f} bytes each, {memory[-1] / 2**20:.0f} MiB")
+    for numbers in counts:
+        assert numbers.max() == numbers[0]
+    if iterations >= 2000:
+        assert slope < 2048  # 90,000 iterations: 180 MiB
+    assert len(list(tmp_path.glob("model_*.pth"))) == 5
