@@ -33,7 +33,25 @@ POOL = ("input", "embedding", "none")
 NORM = ("", "BN", "SyncBN", "naiveSyncBN", "GN", "LN")
 INIT = ("msra", "normal")
 #: Right values for the messages, where the default would not show what is meant.
-EXAMPLES = {f"MODEL.NONLOCAL.{stage}": [-1] for stage in STAGES}
+EXAMPLES = {**{f"MODEL.NONLOCAL.{stage}": [-1] for stage in STAGES}, "MODEL.NONLOCAL.KEYPOINT_HEAD": 2}
+
+
+#: Keys of Detectron2's whose wrong values it would find late, in a traceback.
+CHOICES = {
+    "MODEL.RESNETS.DEPTH": (18, 34, 50, 101, 152),
+    "MODEL.RESNETS.NORM": (
+        "FrozenBN",
+        "BN",
+        "SyncBN",
+        "nnSyncBN",
+        "naiveSyncBN",
+        "naiveSyncBN_N",
+        "GN",
+        "LN",
+        "",
+    ),
+    "INPUT.FORMAT": ("BGR", "RGB", "L", "YUV-BT.601"),
+}
 
 
 class ConfigError(ValueError):
@@ -115,6 +133,9 @@ def get_config(config_file: str | os.PathLike[str], opts: Sequence[Any] = ()) ->
     set_keys = _merge_file(cfg, path)
     _merge_opts(cfg, opts)
     set_keys.update(opts[0::2])
+    _refuse_none(cfg)
+    for node, key in ((cfg.MODEL, "WEIGHTS"), (cfg, "OUTPUT_DIR")):
+        node[key] = os.path.expanduser(node[key])
     if "MODEL.DEVICE" not in set_keys and not torch.cuda.is_available():
         cfg.MODEL.DEVICE = "cpu"
     chain = _own_files(path)
@@ -122,9 +143,18 @@ def get_config(config_file: str | os.PathLike[str], opts: Sequence[Any] = ()) ->
     try:
         apply_datasets(cfg, [file.parent for file in chain], user_keys)
     except DatasetError as error:
-        raise ConfigError(str(error)) from None
+        key = "" if re.search(r"\b(DATASETS|MODEL|INPUT|TEST)\.", str(error)) else "DATASETS.REGISTER: "
+        raise ConfigError(f"{key}{error}") from None
     check_config(cfg)
     return cfg
+
+
+def _refuse_none(cfg: CfgNode) -> None:
+    """Refuse null: yacs lets it take the place of a value of any type."""
+    for key, right in _defaults().items():
+        if right is not None and dict(_flatten(cfg)).get(key, right) is None:
+            right = EXAMPLES.get(key, right)
+            raise _error(key, None, f"must be a {type(right).__name__}, such as {right!r}")
 
 
 def check_config(cfg: CfgNode) -> None:
@@ -182,7 +212,8 @@ def check_block_options(cfg: CfgNode) -> None:
             "MODEL.NONLOCAL.KEYPOINT_HEAD", node.KEYPOINT_HEAD, "must be 0 (none) or more; the paper's is 2"
         )
     for stage in STAGES:
-        for position in node[stage]:
+        positions = node[stage] if isinstance(node[stage], (list, tuple)) else [None]
+        for position in positions:
             if isinstance(position, bool) or not isinstance(position, int):
                 raise _error(
                     f"MODEL.NONLOCAL.{stage}", node[stage], "must be a list of whole numbers, such as [-1]"
@@ -262,6 +293,14 @@ def _check_keypoint_head(cfg: CfgNode) -> None:
 
 
 def _check_engine(cfg: CfgNode) -> None:
+    names = {cfg.MODEL.BACKBONE.NAME, cfg.MODEL.NONLOCAL.BACKBONE}
+    for key, right in CHOICES.items():
+        value = cfg
+        for part in key.split("."):
+            value = value[part]
+        of_resnet = key.startswith("MODEL.RESNETS.")
+        if value not in right and not (of_resnet and not any("resnet" in name for name in names)):
+            raise _error(key, value, f"not known; write one of {', '.join(map(repr, right))}")
     if cfg.TEST.AUG.ENABLED and (cfg.MODEL.KEYPOINT_ON or cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN"):
         what = "keypoints" if cfg.MODEL.KEYPOINT_ON else cfg.MODEL.META_ARCHITECTURE
         raise _error(
@@ -299,7 +338,7 @@ def _find_config(config_file: str | os.PathLike[str]) -> Path:
             "no config file: name one, such as COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
         )
     for path in (Path(name).expanduser(), CONFIG_ROOT / name):
-        if path.is_file():
+        if os.path.isfile(path):  # unlike Path.is_file, it takes a name of any length
             return path
     known = sorted(path.relative_to(CONFIG_ROOT).as_posix() for path in CONFIG_ROOT.rglob("*.yaml"))
     raise ConfigError(
@@ -329,15 +368,31 @@ def _merge_file(cfg: CfgNode, path: Path) -> set[str]:
         ) from None
     except (AssertionError, AttributeError, TypeError):  # a list, a lone word or nothing at all
         chain = None
+    except RecursionError:
+        raise ConfigError(f"config file {path}: it is its own _BASE_, by itself or through others") from None
     if not isinstance(chain, dict):
         raise ConfigError(
             f"config file {path}: it, or its _BASE_, is not made of KEY: value lines; write such lines"
         )
+    if dotted := _dotted_key(chain):
+        raise ConfigError(
+            f"config file {path}: {dotted} is written in one word; in a file each part stands on a line "
+            "of its own, indented below the one before"
+        )
+    values = dict(_flatten(chain))
     try:
         cfg.merge_from_file(str(path), allow_unsafe=False)
     except (KeyError, ValueError, AssertionError, TypeError, AttributeError) as error:
-        raise ConfigError(f"config file {path}: {_explain(error)}") from None
-    return {key for key, _ in _flatten(chain)}
+        raise ConfigError(f"config file {path}: {_explain(error, values=values)}") from None
+    return set(values)
+
+
+def _dotted_key(node: Mapping[str, Any]) -> str | None:
+    for key, value in node.items():
+        found = key if "." in str(key) else _dotted_key(value) if isinstance(value, Mapping) else None
+        if found:
+            return found
+    return None
 
 
 def _own_files(path: Path) -> dict[Path, dict[str, Any]]:
@@ -365,19 +420,20 @@ def _merge_opts(cfg: CfgNode, opts: list[Any]) -> None:
             raise ConfigError(f"override {key} {value!r}: {_explain(error, key)}") from None
 
 
-def _explain(error: Exception, key: str | None = None) -> str:
-    """Turn what yacs raises into one line with the key and what would be right."""
+def _explain(error: Exception, key: str | None = None, values: Mapping[str, Any] | None = None) -> str:
+    """Turn what yacs raises into one line with the key, the value of ``values``, and what would be right."""
     text = " ".join(str(error.args[0] if error.args else error).split())
     if key is None:
         found = re.search(r"(?:config key|[Nn]on-existent(?: config)? key): (\S+)", text)
         key = found.group(1) if found else None
-    default = get_cfg()
-    add_nonlocal_config(default)
-    known = dict(_flatten(default))
+    known = _defaults()
     inside = [name for name in known if key is not None and name.startswith(key + ".")]
     if key in known:
         right = EXAMPLES.get(key, known[key])
-        return f"{key} has a value of the wrong type; write a {type(right).__name__}, such as {right!r}"
+        value = f" ({values[key]!r})" if values and key in values else ""
+        return (
+            f"{key} has a value of the wrong type{value}; write a {type(right).__name__}, such as {right!r}"
+        )
     if inside:
         return f"{key} is a group of keys; write one of them, such as {inside[0]}"
     if "xistent" in text:
@@ -385,6 +441,13 @@ def _explain(error: Exception, key: str | None = None) -> str:
     if isinstance(error, (TypeError, AttributeError)):
         return "a group of keys, such as MODEL, has a plain value; write its keys below it, indented"
     return text or type(error).__name__
+
+
+def _defaults() -> dict[str, Any]:
+    """Return every key that a config has, with its default."""
+    cfg = get_cfg()
+    add_nonlocal_config(cfg)
+    return dict(_flatten(cfg))
 
 
 def _flatten(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -122,6 +122,13 @@ def test_device_is_cpu_only_where_nobody_set_it(tmp_path, monkeypatch):
         (["SOLVER.BASE_LR", "fast"], ["SOLVER.BASE_LR", "'fast'", "float"]),
         (["SOLVER.IMS_PER_BATCH", "2"], ["SOLVER.IMS_PER_BATCH", "2", "8", "SOLVER.REFERENCE_WORLD_SIZE 0"]),
         (["MODEL.DEVICE", "gpu"], ["MODEL.DEVICE", "'gpu'", '"cuda"']),
+        (["MODEL.DEVICE", "None"], ["MODEL.DEVICE is None", "str"]),
+        (["MODEL.NONLOCAL.SCALE", "None"], ["MODEL.NONLOCAL.SCALE is None", "bool", "True"]),
+        (["MODEL.NONLOCAL.RES4", "None"], ["MODEL.NONLOCAL.RES4 is None", "list", "[-1]"]),
+        (["SOLVER.IMS_PER_BATCH", "None"], ["SOLVER.IMS_PER_BATCH is None", "int", "16"]),
+        (["MODEL.RESNETS.DEPTH", "49"], ["MODEL.RESNETS.DEPTH is 49", "50"]),
+        (["MODEL.RESNETS.NORM", "Foo"], ["MODEL.RESNETS.NORM is 'Foo'", "'BN'"]),
+        (["DATASETS.REGISTER", '[["a", "b.json", "c"]]'], ["DATASETS.REGISTER", "b.json"]),
     ],
 )
 def test_wrong_override_is_one_line(opts, parts):
@@ -144,6 +151,12 @@ def test_augmentation_where_detectron2_has_none(config_file, what):
     get_config(NL, ["TEST.AUG.ENABLED", "True"])
 
 
+def test_home_is_meant_by_a_tilde(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cfg = get_config(NL, ["MODEL.WEIGHTS", "~/model.pth", "OUTPUT_DIR", "~/run"])
+    assert (cfg.MODEL.WEIGHTS, cfg.OUTPUT_DIR) == (f"{tmp_path}/model.pth", f"{tmp_path}/run")
+
+
 def test_missing_file_names_the_nearest():
     message = error_of("mask_rcnn_R_50_FPN_1x_nl.yaml")
     assert f"did you mean {NL}?" in message
@@ -158,6 +171,9 @@ def test_missing_file_names_the_nearest():
         ("MODEL:\n  NONLOCAL:\n    RES9: [1]\n", ["no such key: MODEL.NONLOCAL.RES9", "did you mean"]),
         ("MODEL:\n  NONLOCAL:\n    RES4: last\n", ["MODEL.NONLOCAL.RES4", "list", "[-1]"]),
         ("_BASE_: absent.yaml\n", ["absent.yaml", "_BASE_"]),
+        ("_BASE_: own.yaml\n", ["its own _BASE_"]),
+        ("MODEL.NONLOCAL.RES4: [2]\n", ["MODEL.NONLOCAL.RES4", "one word", "indented"]),
+        ("MODEL:\n  NONLOCAL:\n    RES4: -1\n", ["MODEL.NONLOCAL.RES4", "(-1)", "list", "[-1]"]),
         ("- 1\n", ["KEY: value"]),
         ("", ["KEY: value"]),
         ("MODEL: 3\nVERSION: 2\n", ["group of keys"]),

@@ -34,12 +34,12 @@ def check_run(cfg: CfgNode, *, processes: int = 1, eval_only: bool = False, resu
     """
     if not eval_only:
         check_training(cfg, processes)
-        _check_datasets("DATASETS.TRAIN", cfg.DATASETS.TRAIN)
+        _check_datasets(cfg, "DATASETS.TRAIN", cfg.DATASETS.TRAIN)
     elif not cfg.DATASETS.TEST:
         raise ConfigError(
             'DATASETS.TEST is (): names no data set to evaluate; write one, such as ("coco_2017_val",)'
         )
-    _check_datasets("DATASETS.TEST", cfg.DATASETS.TEST)
+    _check_datasets(cfg, "DATASETS.TEST", cfg.DATASETS.TEST)
     _check_output(cfg.OUTPUT_DIR)
     resumes = resume and os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint"))
     if cfg.MODEL.WEIGHTS and "://" not in cfg.MODEL.WEIGHTS and not resumes:
@@ -115,7 +115,7 @@ def _norms(node: CfgNode, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield f"{prefix}{key}", value
 
 
-def _check_datasets(key: str, names: tuple[str, ...]) -> None:
+def _check_datasets(cfg: CfgNode, key: str, names: tuple[str, ...]) -> None:
     for name in names:
         if name not in DatasetCatalog:
             close = difflib.get_close_matches(name, DatasetCatalog.list(), n=2)
@@ -131,6 +131,25 @@ def _check_datasets(key: str, names: tuple[str, ...]) -> None:
                 raise ConfigError(
                     f"{key} names {name!r}: its {what} are looked for at {path}: not there{_remedy(path)}"
                 )
+        _check_metadata(cfg, key, name)
+
+
+def _check_metadata(cfg: CfgNode, key: str, name: str) -> None:
+    """Check what a data set is known for against the model, which would fail in its first loss."""
+    metadata = MetadataCatalog.get(name)
+    classes = metadata.get("thing_classes")
+    of_retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
+    head = "MODEL.RETINANET.NUM_CLASSES" if of_retinanet else "MODEL.ROI_HEADS.NUM_CLASSES"
+    count = cfg.MODEL.RETINANET.NUM_CLASSES if of_retinanet else cfg.MODEL.ROI_HEADS.NUM_CLASSES
+    if classes and count < len(classes):
+        raise ConfigError(
+            f"{head} is {count}: {key} names {name!r} with {len(classes)} classes; write {len(classes)}"
+        )
+    if cfg.MODEL.KEYPOINT_ON and classes and not metadata.get("keypoint_names"):
+        raise ConfigError(
+            f"{key} names {name!r}: it has no keypoints, and MODEL.KEYPOINT_ON is True; write a set that has, "
+            'such as "keypoints_coco_2017_train"'
+        )
 
 
 def _remedy(path: str) -> str:

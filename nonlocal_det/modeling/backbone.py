@@ -125,8 +125,8 @@ def _resolve(key: str, positions: list[int], count: int) -> list[int]:
         index = position + count if position < 0 else position
         if index in resolved:
             raise ConfigError(
-                f"MODEL.NONLOCAL.{key} is {list(positions)}: place {index} is named twice (the stage has "
-                f"{count} blocks, so {position} is {index}); write each place once"
+                f"MODEL.NONLOCAL.{key} is {list(positions)}: place {index} is named twice (of {count} blocks "
+                f"the last is -1 or {count - 1}, and the first {-count} or 0); write each place once"
             )
         resolved.append(index)
     return sorted(resolved)

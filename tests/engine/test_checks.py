@@ -113,3 +113,16 @@ def test_weights_that_are_not_there(config, tmp_path):
     refused("no such file", check_run, cfg, resume=True, error=CheckpointError)
     (tmp_path / "out" / "last_checkpoint").write_text("model_final.pth")
     check_run(cfg, resume=True)  # which will not read them
+
+
+def test_fewer_classes_than_the_data_has(config, monkeypatch, data_dir):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(data_dir))
+    coco = {"DATASETS__TRAIN": ("coco_2017_train",), "DATASETS__TEST": ("coco_2017_val",)}
+    cfg = config(**coco, MODEL__ROI_HEADS__NUM_CLASSES=3)
+    refused(r"MODEL\.ROI_HEADS\.NUM_CLASSES is 3: .*coco_2017_train.*write 80", check_run, cfg)
+    check_run(config(**coco, MODEL__ROI_HEADS__NUM_CLASSES=80))
+
+
+def test_keypoints_on_data_without_any(config, data_dir):
+    cfg = config(DATASETS__TRAIN=("coco_2017_train",), MODEL__KEYPOINT_ON=True)
+    refused(r"DATASETS\.TRAIN names 'coco_2017_train': it has no keypoints", check_run, cfg)
