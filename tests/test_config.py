@@ -154,7 +154,7 @@ def test_augmentation_where_detectron2_has_none(config_file, what):
 def test_home_is_meant_by_a_tilde(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     cfg = get_config(NL, ["MODEL.WEIGHTS", "~/model.pth", "OUTPUT_DIR", "~/run"])
-    assert (cfg.MODEL.WEIGHTS, cfg.OUTPUT_DIR) == (f"{tmp_path}/model.pth", f"{tmp_path}/run")
+    assert [f"{tmp_path}/model.pth", f"{tmp_path}/run"] == [cfg.MODEL.WEIGHTS, cfg.OUTPUT_DIR]
 
 
 def test_missing_file_names_the_nearest():

@@ -147,7 +147,7 @@ def _check_metadata(cfg: CfgNode, key: str, name: str) -> None:
         )
     if cfg.MODEL.KEYPOINT_ON and classes and not metadata.get("keypoint_names"):
         raise ConfigError(
-            f"{key} names {name!r}: it has no keypoints, and MODEL.KEYPOINT_ON is True; write a set that has, "
+            f"{key} names {name!r}: it has no keypoints, and MODEL.KEYPOINT_ON is True; write one that has, "
             'such as "keypoints_coco_2017_train"'
         )
 
