@@ -75,7 +75,8 @@ def test_memory_and_files_stay_flat(small_options, mini_coco, tmp_path, iteratio
     slope = np.polyfit(steps, memory, 1)[0]
     print(f"{iterations} iterations, {workers} workers: {slope:.0f} bytes each, {memory[-1] / 2**20:.0f} MiB")
     for numbers in counts:
-        assert numbers.max() == numbers[0]
+        first, second = np.array_split(numbers, 2)
+        assert second.min() <= first.min(), numbers  # the writer's thread opens a file now and then
     if iterations >= 2000:
         assert slope < 2048  # 90,000 iterations: 180 MiB
     assert len(list(tmp_path.glob("model_*.pth"))) == 5

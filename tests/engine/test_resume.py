@@ -319,6 +319,7 @@ def train_twice(options: list, folder: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="starts processes on the CPU")
 @pytest.mark.usefixtures("other_processes")
+@pytest.mark.timeout(900)  # half a minute of work for six processes
 def test_crashes_of_two_processes_change_nothing(config, options, tmp_path, caplog):
     launch_processes(train_twice, 2, args=(options(tmp_path, builtin=True), str(tmp_path)))
     straight = saved(tmp_path / "straight")
