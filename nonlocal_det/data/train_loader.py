@@ -270,8 +270,11 @@ def ignore_stop_signals(worker: int) -> None:
             if (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
                 os._exit(0)
 
-    # Only a signal that no thread takes is waited for, and a handler cannot see who sent it.
+    # Only a signal that no thread takes is waited for, and a handler cannot see who sent it. A thread of some
+    # library may not block it: there it is ignored, instead of ending the worker.
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=wait, daemon=True).start()
 
 

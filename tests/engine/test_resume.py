@@ -217,7 +217,9 @@ def train_until_killed(options: list, iteration: int) -> None:
 
 
 @pytest.mark.usefixtures("other_processes")
-def test_a_kill_changes_nothing(straight, config, options, tmp_path):
+def test_a_kill_changes_nothing(straight, config, options, tmp_path, monkeypatch):
+    # Sums of floats depend on the number of threads, so it must be the same before and after.
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
     args = (options(tmp_path, builtin=True, DATALOADER__NUM_WORKERS=1), 5)
     process = multiprocessing.get_context("spawn").Process(target=train_until_killed, args=args)
     process.start()
