@@ -271,10 +271,10 @@ def ignore_stop_signals(worker: int) -> None:
                 os._exit(0)
 
     # Only a signal that no thread takes is waited for, and a handler cannot see who sent it. A thread of some
-    # library may not block it: there it is ignored, instead of ending the worker.
+    # library may not block it: there it does nothing, instead of ending the worker.
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number in numbers:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: None)
     threading.Thread(target=wait, daemon=True).start()
 
 
