@@ -151,8 +151,9 @@ def get_config(config_file: str | os.PathLike[str], opts: Sequence[Any] = ()) ->
 
 def _refuse_none(cfg: CfgNode) -> None:
     """Refuse null: yacs lets it take the place of a value of any type."""
+    values = dict(_flatten(cfg))
     for key, right in _defaults().items():
-        if right is not None and dict(_flatten(cfg)).get(key, right) is None:
+        if right is not None and values.get(key, right) is None:
             right = EXAMPLES.get(key, right)
             raise _error(key, None, f"must be a {type(right).__name__}, such as {right!r}")
 
