@@ -99,13 +99,21 @@ def add_nonlocal_config(cfg: CfgNode) -> None:
     # looked up from the config file, then from the working directory. Number of classes and keypoints, OKS
     # sigmas and INPUT.MASK_FORMAT come from the files, unless you set them.
     cfg.DATASETS.REGISTER = []
+    # Whether annotation files may name pictures outside their image folder, by "..", an absolute path, an
+    # address or a symbolic link.
+    cfg.DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT = False
 
     # Steps of a run that may be skipped because a loss is infinite or NaN; one more stops the run. The file
     # OUTPUT_DIR/nonfinite_*.pth has the batch of each.
     cfg.SOLVER.SKIP_NONFINITE_STEPS = 0
+    # Training ends when this many evaluations in turn have brought no better score than the best before them
+    # (the one that model_best.pth is chosen by). 0 trains to the end.
+    cfg.SOLVER.EARLY_STOP_PATIENCE = 0
     # Fraction of the training images that may turn out to be of no use, as the file cannot be read or an
     # annotation is impossible. Others take their places. One more stops the run.
     cfg.DATALOADER.MAX_BAD_FRACTION = 0.01
+    # At each evaluation while training, also compute the losses on DATASETS.TEST (val/total_loss, ...).
+    cfg.TEST.VAL_LOSS = False
 
 
 def get_config(config_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> CfgNode:
@@ -315,6 +323,23 @@ def _check_engine(cfg: CfgNode) -> None:
             cfg.SOLVER.SKIP_NONFINITE_STEPS,
             "must be 0 (stop at the first) or more",
         )
+    patience = cfg.SOLVER.EARLY_STOP_PATIENCE
+    if patience < 0:
+        raise _error(
+            "SOLVER.EARLY_STOP_PATIENCE", patience, "must be 0 (train to the end) or more, such as 5"
+        )
+    if patience and cfg.TEST.EVAL_PERIOD < 1:
+        raise _error(
+            "SOLVER.EARLY_STOP_PATIENCE",
+            patience,
+            f"it counts evaluations, and TEST.EVAL_PERIOD {cfg.TEST.EVAL_PERIOD} makes none while training; "
+            "write a number of iterations there, or 0 here",
+        )
+    for key, value in (("SOLVER.EARLY_STOP_PATIENCE", patience), ("TEST.VAL_LOSS", cfg.TEST.VAL_LOSS)):
+        if value and not cfg.DATASETS.TEST:
+            raise _error(
+                key, value, "would be ignored, as DATASETS.TEST is (); name a data set there, or leave it out"
+            )
     if not 0 <= cfg.DATALOADER.MAX_BAD_FRACTION <= 1:
         raise _error(
             "DATALOADER.MAX_BAD_FRACTION",

@@ -53,7 +53,8 @@ def test_only_our_keys_are_added():
     stock, ours = get_cfg(), get_cfg()
     add_nonlocal_config(ours)
     del ours.MODEL["NONLOCAL"]
-    del ours.DATASETS["REGISTER"], ours.SOLVER["SKIP_NONFINITE_STEPS"], ours.DATALOADER["MAX_BAD_FRACTION"]
+    del ours.DATASETS["REGISTER"], ours.DATASETS["ALLOW_OUTSIDE_IMAGE_ROOT"]
+    del ours.SOLVER["SKIP_NONFINITE_STEPS"], ours.DATALOADER["MAX_BAD_FRACTION"]
     assert ours == stock
 
 
@@ -126,6 +127,16 @@ def test_device_is_cpu_only_where_nobody_set_it(tmp_path, monkeypatch):
         (["MODEL.NONLOCAL.SCALE", "None"], ["MODEL.NONLOCAL.SCALE is None", "bool", "True"]),
         (["MODEL.NONLOCAL.RES4", "None"], ["MODEL.NONLOCAL.RES4 is None", "list", "[-1]"]),
         (["SOLVER.IMS_PER_BATCH", "None"], ["SOLVER.IMS_PER_BATCH is None", "int", "16"]),
+        (["SOLVER.EARLY_STOP_PATIENCE", "-1"], ["SOLVER.EARLY_STOP_PATIENCE is -1", "0"]),
+        (
+            ["SOLVER.EARLY_STOP_PATIENCE", "2", "TEST.EVAL_PERIOD", "0"],
+            ["SOLVER.EARLY_STOP_PATIENCE is 2", "TEST.EVAL_PERIOD 0"],
+        ),
+        (
+            ["SOLVER.EARLY_STOP_PATIENCE", "2", "DATASETS.TEST", "()"],
+            ["SOLVER.EARLY_STOP_PATIENCE is 2", "DATASETS.TEST is ()"],
+        ),
+        (["TEST.VAL_LOSS", "True", "DATASETS.TEST", "()"], ["TEST.VAL_LOSS is True", "DATASETS.TEST is ()"]),
         (["MODEL.RESNETS.DEPTH", "49"], ["MODEL.RESNETS.DEPTH is 49", "50"]),
         (["MODEL.RESNETS.NORM", "Foo"], ["MODEL.RESNETS.NORM is 'Foo'", "'BN'"]),
         (["DATASETS.REGISTER", '[["a", "b.json", "c"]]'], ["DATASETS.REGISTER", "b.json"]),
