@@ -764,6 +764,18 @@ def _num_keypoints_missing(subject: Subject) -> list[str]:
 
 
 @_check(
+    "outside_picture",
+    ERROR,
+    "file_name that leads out of the image folder",
+    detectron2="reads whatever file it names",
+    fix="put the picture into the folder and correct file_name; or allow it by "
+    "DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT True (check_dataset: --allow-outside)",
+)
+def _outside_picture(subject: Subject) -> list[str]:
+    return [f"{_label('image', image.get('id'))} {image['file_name']}" for image in subject.outside_images]
+
+
+@_check(
     "missing_picture",
     ERROR,
     "image whose picture is not there",

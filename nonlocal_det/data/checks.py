@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
@@ -14,9 +15,18 @@ from nonlocal_det.config import ConfigError
 from nonlocal_det.data.check_table import CHECKS, ERROR, WARNING, Found
 from nonlocal_det.data.coco_file import CocoFile, DatasetError, read_coco
 from nonlocal_det.data.mending import MENDABLE
+from nonlocal_det.data.pictures import outside
 from nonlocal_det.data.subject import Subject
 
-__all__ = ["ERROR", "WARNING", "Finding", "Subject", "check_before_training", "check_file"]
+__all__ = [
+    "ERROR",
+    "WARNING",
+    "Finding",
+    "Subject",
+    "check_before_training",
+    "check_file",
+    "check_picture_paths",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -125,10 +135,36 @@ def check_before_training(cfg: CfgNode, *, eval_only: bool = False) -> None:
                 folder=metadata.get("image_root"),
                 sample=SAMPLED_PICTURES,
                 other=first,
+                allow_outside=cfg.DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT,
             )
         )
         first = first or file
         _report(name, path, findings)
+
+
+def check_picture_paths(cfg: CfgNode, names: Sequence[str], images: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all pictures lie in the image folders of their data sets, as far as those are known.
+
+    Args:
+        cfg: a config with DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT.
+        names: the data sets.
+        images: their dataset dicts.
+
+    Raises:
+        ConfigError: a picture lies outside; the message has the first one.
+    """
+    roots = [MetadataCatalog.get(name).get("image_root") for name in names]
+    if cfg.DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT or not isinstance(images, list) or None in roots:
+        return
+    named = [image for image in images if isinstance(image.get("file_name"), str)]
+    found = outside([image["file_name"] for image in named], roots)
+    if found:
+        first = named[found[0]]
+        raise ConfigError(
+            f"DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT is False: image {first.get('image_id')} of "
+            f"{', '.join(names)} leads out of the image folder {', '.join(map(str, roots))}: "
+            f"{first['file_name']} ({len(found)} of {len(named)} images do); correct file_name, or write True"
+        )
 
 
 def _report(name: str, path: str, findings: Sequence[Finding]) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from detectron2.data.detection_utils import _apply_exif_orientation, convert_PIL_to_numpy
+from detectron2.utils.file_io import PathManager
 from PIL import Image, UnidentifiedImageError
 
 #: Suffixes, in lower case, of the files that a folder is searched for.
@@ -16,12 +20,59 @@ IMAGE_SUFFIXES = frozenset({
     ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tga", ".tif", ".tiff", ".webp",
 })  # fmt: skip
 
+# What Pillow reads by running it: an EPS is a program for Ghostscript. Pillow goes by the content, so the
+# name may end in .jpg.
+_RUNS_PROGRAMS = frozenset({"EPS"})
+
 # The depths of usual sensors and files: 10, 12 and 14 bits come in 16-bit files.
 _DEPTHS = (8, 10, 12, 14, 16)
 
 
 class ImageError(ValueError):
     """A file that is no readable picture; the message is one line and starts with the file's name."""
+
+
+@contextmanager
+def open_image(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
+    """Open a picture, of which the header alone is read: the one rule for what is taken for a picture.
+
+    What goes wrong while the block works on the picture is reported as its fault, too.
+
+    Args:
+        path: a file that Pillow can read, or an address that Detectron2's ``PathManager`` opens.
+
+    Yields:
+        The picture, not decoded.
+
+    Raises:
+        ImageError: the file is absent, damaged, cut short, empty, not a picture, or by its header so large
+            (more than twice ``PIL.Image.MAX_IMAGE_PIXELS``) that it may be an attack on the memory.
+    """
+    name = os.fspath(path)
+    if "://" not in name and os.path.exists(name) and not os.path.isfile(name):
+        # Opening a pipe would wait for ever.
+        raise ImageError(f"{name}: a folder or a device, not a picture")
+    try:
+        # Pillow warns of odd metadata in files that it then reads well.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with PathManager.open(name, "rb") as file, Image.open(file, formats=_formats()) as image:
+                yield image
+    except ImageError:
+        raise
+    except FileNotFoundError:
+        raise ImageError(f"{name}: no such file") from None
+    except UnidentifiedImageError:
+        raise ImageError(f"{name}: not a picture that Pillow can read, or damaged at its start") from None
+    except Image.DecompressionBombError as error:
+        raise ImageError(
+            f"{name}: too large: {_one_line(error)} Make it smaller, or set PIL.Image.MAX_IMAGE_PIXELS to "
+            "half the limit that you want in the script that you start"
+        ) from None
+    except MemoryError:
+        raise ImageError(f"{name}: does not fit into the memory") from None
+    except Exception as error:  # Pillow's readers raise nearly anything on a damaged file
+        raise ImageError(f"{name}: cannot be read: {_one_line(error)}") from None
 
 
 def read_image(path: str | os.PathLike[str]) -> np.ndarray:
@@ -38,39 +89,56 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
     - of an animation or a file of several pages the first one is taken.
 
     Args:
-        path: a file that Pillow can read.
+        path: as for :func:`open_image`.
 
     Returns:
         Array (H, W, 3), uint8, BGR, contiguous.
 
     Raises:
-        ImageError: the file is absent, damaged, cut short, empty, not a picture, or so large (more than
-            twice ``PIL.Image.MAX_IMAGE_PIXELS``) that it may be an attack on the memory.
+        ImageError: as :func:`open_image`.
     """
-    name = os.fspath(path)
-    if Path(name).is_dir():
-        raise ImageError(f"{name}: a folder, not a picture")
-    try:
-        # Pillow warns of odd metadata in files that it then reads well.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with open(name, "rb") as file, Image.open(file) as image:
-                image.load()  # first: Pillow turns a TIFF while it loads it
-                upright = _apply_exif_orientation(image)
-                pixels = convert_PIL_to_numpy(_to_rgb(upright), "BGR")
-    except FileNotFoundError:
-        raise ImageError(f"{name}: no such file") from None
-    except UnidentifiedImageError:
-        raise ImageError(f"{name}: not a picture that Pillow can read, or damaged at its start") from None
-    except Image.DecompressionBombError as error:
-        raise ImageError(f"{name}: too large: {_one_line(error)}") from None
-    except MemoryError:
-        raise ImageError(f"{name}: does not fit into the memory") from None
-    except Exception as error:  # Pillow's readers raise nearly anything on a damaged file
-        raise ImageError(f"{name}: cannot be read: {_one_line(error)}") from None
-    if pixels.size == 0:
-        raise ImageError(f"{name}: has no pixels")
+    with open_image(path) as image:
+        image.load()  # first: Pillow turns a TIFF while it loads it
+        upright = _apply_exif_orientation(image)
+        pixels = convert_PIL_to_numpy(_to_rgb(upright), "BGR")
+        if pixels.size == 0:
+            raise ImageError(f"{os.fspath(path)}: has no pixels")
     return np.ascontiguousarray(pixels)
+
+
+class PictureMapper:
+    """A mapper for data loaders that holds the pictures of training and evaluation to :func:`open_image`.
+
+    Args:
+        mapper: Detectron2's, or one like it: makes a sample of a dataset dict, whose "file_name" it reads.
+
+    Raises:
+        ImageError: on a call, where the picture is at fault. Before it is decoded, if its header shows it.
+    """
+
+    def __init__(self, mapper: Callable[[Mapping[str, Any]], Any]) -> None:
+        self._mapper = mapper
+
+    def __call__(self, image: Mapping[str, Any]) -> Any:
+        """Return what the mapper makes of a dataset dict."""
+        path = image.get("file_name")
+        if path is None:
+            return self._mapper(image)
+        with open_image(path):
+            pass
+        try:
+            return self._mapper(image)
+        except MemoryError:
+            raise
+        except Exception:
+            read_image(path)  # says it in one line if the picture is at fault, and not something else
+            raise
+
+
+@lru_cache(maxsize=1)
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(kind for kind in Image.ID if kind not in _RUNS_PROGRAMS)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

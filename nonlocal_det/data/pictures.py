@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from nonlocal_det.data.images import ImageError, read_image
+from nonlocal_det.data.images import ImageError, open_image, read_image
 
 _ORIENTATION = 0x0112  # of EXIF; 5 to 8 turn the picture by a quarter
 
@@ -58,6 +56,49 @@ def missing_pictures(
     return missing
 
 
+def outside(paths: Sequence[str], roots: Sequence[str | os.PathLike[str]]) -> list[int]:
+    """Find the paths that lead out of the folders that they should stay in.
+
+    They do by "..", by being absolute, by a symbolic link, or by being an address. The folders themselves may
+    be links. Each folder is listed once.
+
+    Args:
+        paths: files, which need not be there.
+        roots: folders, or addresses of folders.
+
+    Returns:
+        The indices of such paths.
+    """
+    addresses = tuple(f"{os.fspath(root).rstrip('/')}/" for root in roots if "://" in os.fspath(root))
+    inside = tuple(os.path.join(os.path.realpath(root), "") for root in roots if "://" not in os.fspath(root))
+    parents: dict[str, tuple[str, bool]] = {}
+
+    def leads_out(path: str) -> bool:
+        if "://" in path:
+            return ".." in path.split("/") or not path.startswith(addresses)
+        parent, name = os.path.split(path)
+        try:
+            if parent not in parents:
+                real = os.path.join(os.path.realpath(parent), "")
+                parents[parent] = real, real.startswith(inside) and _has_links(real)
+            real, links = parents[parent]
+            if links or name in ("", ".", ".."):
+                real = os.path.realpath(path)
+        except ValueError:  # a null character
+            return True
+        return not real.startswith(inside)
+
+    return [number for number, path in enumerate(paths) if leads_out(path)]
+
+
+def _has_links(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.is_symlink() for entry in entries)
+    except OSError:
+        return False
+
+
 def look_at(
     images: Sequence[dict[str, Any]],
     folder: str | os.PathLike[str],
@@ -93,13 +134,9 @@ def _look(image: dict[str, Any], path: str, decode: bool) -> Picture:
     try:
         if decode:
             read_image(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata in files that are read well
-            with Image.open(path) as opened:
-                width, height = opened.size
-                turned = opened.getexif().get(_ORIENTATION) in (5, 6, 7, 8)
+        with open_image(path) as opened:
+            width, height = opened.size
+            turned = opened.getexif().get(_ORIENTATION) in (5, 6, 7, 8)
     except ImageError as error:
         return Picture(image, str(error).removeprefix(f"{path}: "))
-    except Exception as error:  # Pillow's readers raise nearly anything on a damaged file
-        return Picture(image, " ".join(str(error).split()) or type(error).__name__)
     return Picture(image, size=(height, width) if turned else (width, height), turned=turned)

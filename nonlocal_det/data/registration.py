@@ -204,6 +204,12 @@ def _check_entries(entries: Any) -> list[tuple[str, str, str]]:
                 f"{_EXAMPLE}"
             )
     names = [entry[0] for entry in entries]
+    unfit = next((name for name in names if name in (".", "..") or set(name) & set("/\\\0")), None)
+    if unfit is not None:
+        raise DatasetError(
+            f"{_KEY} is {entries!r}: {unfit!r} cannot be the name of the folder that results are written to; "
+            "leave out / and \\"
+        )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DatasetError(

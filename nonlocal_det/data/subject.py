@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nonlocal_det.data.coco_file import Annotation, CocoFile, has_size, is_box, is_id
-from nonlocal_det.data.pictures import Picture, look_at
+from nonlocal_det.data.pictures import Picture, look_at, outside
 
 #: How many pictures are read to their end; of the others only the header is.
 DECODED_PICTURES = 200
@@ -28,6 +28,7 @@ class Subject:
         folder: the image folder; None leaves out what needs the pictures.
         sample: open this many pictures, evenly spaced; None opens all.
         other: a file that must have the same classes.
+        allow_outside: whether pictures may lie outside the image folder.
     """
 
     file: CocoFile
@@ -37,6 +38,7 @@ class Subject:
     folder: str | os.PathLike[str] | None = None
     sample: int | None = None
     other: CocoFile | None = None
+    allow_outside: bool = False
 
     @property
     def images(self) -> list[dict[str, Any]]:
@@ -72,9 +74,20 @@ class Subject:
         return boxed, boxes, np.array(limits, dtype=np.float64).reshape(-1, 2)
 
     @cached_property
+    def outside_images(self) -> list[dict[str, Any]]:
+        """Images whose file name leads out of the image folder, unless it may."""
+        if self.allow_outside:
+            return []
+        named = [image for image in self.images if isinstance(image.get("file_name"), str)]
+        # Without a folder the name itself must tell: nothing can be below a file.
+        folder = self.file.path / "images" if self.folder is None else self.folder
+        return [named[i] for i in outside([os.path.join(folder, x["file_name"]) for x in named], [folder])]
+
+    @cached_property
     def named_images(self) -> list[dict[str, Any]]:
-        """Images with a file name."""
-        return [image for image in self.images if isinstance(image.get("file_name"), str)]
+        """Images with a file name that may be looked up."""
+        refused = {id(image) for image in self.outside_images}
+        return [x for x in self.images if isinstance(x.get("file_name"), str) and id(x) not in refused]
 
     @cached_property
     def pictures(self) -> list[Picture]:

@@ -19,6 +19,8 @@ from detectron2.data.build import trivial_batch_collator
 from detectron2.utils import comm
 from torch.utils.data import DataLoader, Dataset
 
+from nonlocal_det.data.checks import check_picture_paths
+from nonlocal_det.data.images import PictureMapper
 from nonlocal_det.data.randomness import isolated_randomness
 from nonlocal_det.data.sample_order import BatchOrder, EpochOrder, Sample, seed_of
 
@@ -90,6 +92,8 @@ class TrainLoader:
         max_bad_fraction: float = 0.01,
     ) -> None:
         groups = [int(x["width"] > x["height"]) for x in dataset] if group_by_aspect_ratio else None
+        self._epochs = epochs
+        self._epoch_length = (-1, 0)  # an epoch's number and how many images it has
         self._order = BatchOrder(epochs, batch_size, groups)
         self._data = _fingerprint(dataset)
         self._size = len(dataset)
@@ -117,12 +121,14 @@ class TrainLoader:
         Raises:
             TypeError: a data set is a stream, which has no order, or the sampler is not known.
             KeyError: DATALOADER.ASPECT_RATIO_GROUPING is on and an image has no size.
+            ConfigError: a picture lies outside its image folder (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT).
         """
         parts = build_detection_train_loader.from_config(cfg)
         dataset, processes = parts["dataset"], comm.get_world_size()
+        check_picture_paths(cfg, cfg.DATASETS.TRAIN, dataset)
         return cls(
             dataset,
-            parts["mapper"],
+            PictureMapper(parts["mapper"]),
             EpochOrder.like(parts["sampler"], len(dataset)),
             seed=seed,
             batch_size=parts["total_batch_size"] // processes,
@@ -170,6 +176,14 @@ class TrainLoader:
             if any(sample.content is None for sample in batch):
                 raise BadDataError(f"{ATTEMPTS} images in turn cannot be used: {_named(self._new_bad)}")
             yield [sample.content for sample in batch]
+
+    @property
+    def epoch(self) -> float:
+        """How many epochs the batches taken so far make; with repeat factors each has its own length."""
+        number, offset = (self._state.get(key, 0) for key in ("epoch", "offset"))
+        if self._epoch_length[0] != number:
+            self._epoch_length = (number, len(self._epochs(self._state["seed"], number)))
+        return number + (offset - len(self._state.get("waiting", ()))) / self._epoch_length[1]
 
     def take_bad(self) -> list[BadImage]:
         """Return the images that this process could not use since the last call."""

@@ -15,6 +15,7 @@ from torch import multiprocessing
 
 from nonlocal_det.checkpoint import CheckpointError
 from nonlocal_det.config import ConfigError
+from nonlocal_det.data.images import ImageError
 from nonlocal_det.data.train_loader import BadDataError
 from nonlocal_det.engine.nonfinite import NonFiniteLossError
 from nonlocal_det.engine.preemption import Preempted, StopRequest, set_stop_request, stop_request
@@ -26,6 +27,7 @@ INPUT_ERRORS = (
     ConfigError,
     CheckpointError,
     BadDataError,
+    ImageError,
     NonFiniteLossError,
     FileNotFoundError,
     FileExistsError,

@@ -32,6 +32,7 @@ from torch import distributed, nn
 
 from nonlocal_det.checkpoint import CheckpointError, NonLocalCheckpointer
 from nonlocal_det.config import ConfigError
+from nonlocal_det.data.eval_loader import build_eval_loader
 from nonlocal_det.data.randomness import isolated_randomness, random_states, set_random_states
 from nonlocal_det.data.train_loader import BadDataError, TrainLoader
 from nonlocal_det.engine import hooks
@@ -358,6 +359,19 @@ class Trainer(DefaultTrainer):
                 f"DATALOADER.ASPECT_RATIO_GROUPING is True: {cfg.DATASETS.TRAIN} has an image without "
                 f"{error}; give every image its size, or write False"
             ) from error
+
+    @classmethod
+    def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Iterable[list[dict[str, Any]]]:
+        """Return the loader of data to evaluate on.
+
+        Args:
+            cfg: the config.
+            dataset_name: a registered data set.
+
+        Raises:
+            ConfigError: a picture lies outside the image folder (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT).
+        """
+        return build_eval_loader(cfg, dataset_name)
 
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:

@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 keypoints=args.keypoints,
                 folder=args.images,
                 other=None if args.against is None else read_coco(args.against),
+                allow_outside=args.allow_outside,
             )
         )
         mended = {} if args.write_fixed is None else _write_fixed(args.json_file, args.write_fixed)
@@ -89,6 +90,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--masks", action="store_true", help="masks are to be trained (MODEL.MASK_ON)")
     parser.add_argument(
         "--keypoints", action="store_true", help="keypoints are to be trained (MODEL.KEYPOINT_ON)"
+    )
+    parser.add_argument(
+        "--allow-outside",
+        action="store_true",
+        help="pictures may lie outside IMAGES (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT)",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn, ParamSpec
@@ -88,5 +89,5 @@ def _one_line(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}"
     text = str(error).strip()
     if "Traceback (most recent call last)" in text:  # from a data loader's worker
-        text = text.splitlines()[-1]
+        text = re.sub(r"^(\w+\.)+\w+: ", "", text.splitlines()[-1])
     return " ".join(text.split()) or type(error).__name__
