@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from nonlocal_det.tools.command import UsageError, command, parse
 
@@ -35,6 +35,8 @@ __all__ = ["main"]
 #: Some inputs could not be read; the others are done.
 EXIT_SOME_FAILED = 3
 
+# The least score that is drawn where the user says nothing.
+_THRESHOLD = 0.5
 # The strongest detections whose centres --attention auto takes.
 _AUTO_POINTS = 3
 
@@ -499,8 +501,14 @@ def _config(args: argparse.Namespace) -> CfgNode:
             "MODEL.WEIGHTS is empty, and random weights draw nonsense; add --opts MODEL.WEIGHTS "
             "output/model_final.pth"
         )
-    cfg.MODEL.ROI_HEADS.SCORE_THRESH_TEST = args.confidence_threshold
-    cfg.MODEL.RETINANET.SCORE_THRESH_TEST = args.confidence_threshold
+    of_retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
+    detector = cfg.MODEL.RETINANET if of_retinanet else cfg.MODEL.ROI_HEADS
+    threshold = args.confidence_threshold
+    if not any(key.endswith(".SCORE_THRESH_TEST") for key in args.opts[::2]):
+        detector.SCORE_THRESH_TEST = _THRESHOLD if threshold is None else threshold
+    elif threshold is not None:
+        raise UsageError("--confidence-threshold and SCORE_THRESH_TEST in --opts mean the same: give one")
+    args.confidence_threshold = detector.SCORE_THRESH_TEST
     cfg.freeze()
     return cfg
 
@@ -618,18 +626,8 @@ def _progress(items: Iterable[Any], unit: str, total: int | None = None) -> Iter
     """A progress bar on stderr over ``items``, and a way to print that does not break it."""
     from tqdm import tqdm
 
-    # In a log file every update of the bar is a line: there, few.
-    terminal = sys.stderr.isatty()
-
-    with tqdm(items, total=total, unit=unit, mininterval=0.1 if terminal else 10) as bar:
-
-        def say(line: str, file: TextIO | None = None) -> None:
-            if terminal or file is sys.stderr:
-                bar.write(line, file=file)
-            else:
-                print(line, file=file, flush=True)
-
-        yield bar, say
+    with tqdm(items, total=total, unit=unit, disable=None) as bar:  # None: not in a log file
+        yield bar, bar.write
 
 
 def _require_opencv() -> None:
@@ -685,9 +683,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--confidence-threshold",
         type=_threshold,
-        default=0.5,
         metavar="P",
-        help="the least score that is drawn and written (default %(default)s); it sets SCORE_THRESH_TEST",
+        help=f"the least score that is drawn and written (default {_THRESHOLD:g}); sets SCORE_THRESH_TEST",
     )
     parser.add_argument(
         "--json",

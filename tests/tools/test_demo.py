@@ -43,7 +43,11 @@ class Tool:
         weights = folder / "model.pth"
         torch.save({"model": model.state_dict()}, weights)
         self.config = config
-        self.opts = [str(o) for o in options] + ["MODEL.WEIGHTS", str(weights)]
+        options = [str(option) for option in options]
+        pairs = [
+            pair for pair in zip(options[::2], options[1::2], strict=True) if "SCORE_THRESH" not in pair[0]
+        ]
+        self.opts = [word for pair in pairs for word in pair] + ["MODEL.WEIGHTS", str(weights)]
 
     def arguments(self, *arguments: object, threshold: float = 0.0) -> list[str]:
         start = ["--config-file", self.config, "--confidence-threshold", str(threshold)]
@@ -97,7 +101,7 @@ def test_every_awkward_file_is_drawn_or_refused(tool, data_dir, tmp_path, capsys
     assert len(errors) == len(damaged)
     for name, line in zip(damaged, errors, strict=True):
         assert name in line
-    assert "picture" in output.err  # the progress bar's unit
+    assert len(output.err.splitlines()) == len(errors)  # no progress bar in a log file
     whole = [path for path in sorted((data_dir / "images").iterdir()) if path.name not in damaged]
     assert len(names(tmp_path / "out")) == len(whole) == 17
     assert f"{len(whole)} of 20 pictures done" in output.out
@@ -354,6 +358,23 @@ def test_wrong_arguments(tool, tmp_path, capsys, monkeypatch, arguments, parts):
     (tmp_path / "empty").mkdir()
     assert tool(*arguments) == 2
     one_line(capsys, *parts)
+
+
+def test_a_terminal_gets_a_progress_bar(tool, tmp_path, capsys, monkeypatch):
+    source = picture(tmp_path / "x.png")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert tool("--input", source, "--output", tmp_path / "o.png") == 0
+    assert "1/1" in capsys.readouterr().err
+
+
+def test_threshold_by_flag_or_by_config(tool, tmp_path, capsys):
+    source = picture(tmp_path / "x.png")
+    start = ["--config-file", tool.config, "--input", str(source), "--output", str(tmp_path / "o.png")]
+    setting = ["MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.99"]
+    assert main([*start, "--opts", *tool.opts, *setting]) == 0
+    assert "nothing above 0.99" in capsys.readouterr().out
+    assert main([*start, "--confidence-threshold", "0.3", "--opts", *tool.opts, *setting]) == 2
+    one_line(capsys, "--confidence-threshold", "SCORE_THRESH_TEST")
 
 
 def test_weights_are_needed(tool, tmp_path, capsys):
