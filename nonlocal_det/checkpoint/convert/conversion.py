@@ -15,7 +15,15 @@ from detectron2.modeling import build_model
 from torch import Tensor, nn
 
 from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
-from nonlocal_det.checkpoint.convert.draft import COUNTER, Draft, Entry, Source, read_draft
+from nonlocal_det.checkpoint.convert.draft import (
+    COUNTER,
+    SUMMED,
+    Draft,
+    Entry,
+    Source,
+    inside_backbone,
+    read_draft,
+)
 from nonlocal_det.checkpoint.convert.output import SUFFIXES, config_text, write_all
 from nonlocal_det.checkpoint.convert.report import ConversionReport, Move, Setting
 from nonlocal_det.checkpoint.convert.settings import (
@@ -27,7 +35,7 @@ from nonlocal_det.checkpoint.convert.settings import (
 )
 from nonlocal_det.checkpoint.convert.sources import SOURCES
 from nonlocal_det.checkpoint.convert.targets import baseline_settings, strip_blocks, to_mmcv
-from nonlocal_det.checkpoint.report import CheckpointError, compare
+from nonlocal_det.checkpoint.report import NO_STATISTICS, CheckpointError, compare
 from nonlocal_det.checkpoint.safe import read_checkpoint, read_onnx
 from nonlocal_det.config import CONFIG_ROOT, get_config
 from nonlocal_det.layers import NonLocalBlock
@@ -37,8 +45,6 @@ __all__ = ["TARGETS", "convert_checkpoint"]
 TARGETS = ("nonlocal_det", "detectron2", "mmcv")
 # Where trainers keep the weights, among other things.
 _WRAPPERS = ("model", "state_dict", "model_state", "model_state_dict", "blobs", "net")
-# Variance that a batch norm with eps 1e-5 turns into a factor of 1.
-_NEUTRAL = {"running_mean": 0.0, "running_var": 1 - 1e-5}
 
 
 def convert_checkpoint(
@@ -75,8 +81,7 @@ def convert_checkpoint(
         skip: regular expression; tensors of the file in whose names it is found are not needed.
         blocks_only: take the non-local blocks alone.
         allow_missing: regular expression; what is missing is allowed if it is found in the name of each.
-        unpadded_pool: make the config's stem that of the authors, see
-            :mod:`nonlocal_det.checkpoint.convert.stem`.
+        unpadded_pool: make the config's stem that of the authors, see :mod:`nonlocal_det.modeling.stem`.
         allow_moved: put blocks that work inside a residual branch after the residual block.
         strip_trained: with target "detectron2", leave out blocks that do something.
         overwrite: replace ``out`` and its config.
@@ -98,16 +103,17 @@ def convert_checkpoint(
     found, draft = _read(path, source, skip)
     if blocks_only:
         _drop_entries(draft)
-    if base is not None:
-        draft = _over(draft, _read(Path(base), "auto", skip)[1])
     try:
+        if base is not None:
+            draft = _over(draft, _read(Path(base), "auto", skip)[1], Path(base).name)
         check_architecture(cfg, draft)
         _place_blocks(draft, cfg, places or {}, allow_moved)
         settings, notes = decide_settings(cfg, draft, unpadded_pool=unpadded_pool)
     except CheckpointError as error:
         raise CheckpointError(f"weights {path}: {error}") from None
     cfg = get_config(config_file, [*opts, *_flat(settings)])
-    report = ConversionReport(str(path), found.title, settings=settings, notes=[*draft.notes, *notes])
+    said = [*draft.net_notes, *draft.notes, *notes]
+    report = ConversionReport(str(path), found.title, settings=settings, notes=said)
 
     model = _build(cfg)
     tensors = _fit(draft, model, report, allowed)
@@ -198,28 +204,58 @@ def _recognise(path: Path, names: list[str], name: str) -> Source:
     return source
 
 
-def _over(draft: Draft, base: Draft) -> Draft:
-    """Return a draft with what it lacks outside of blocks taken from another."""
-    unused = [entry.origin for name, entry in base.entries.items() if name in draft.entries]
+def _over(draft: Draft, base: Draft, file: str) -> Draft:
+    """Return a draft with what it lacks outside of blocks taken from another, of the file of --base.
+
+    Raises:
+        CheckpointError: the net would be of two files.
+    """
+    # Names may be those inside the backbone or those inside the model: the one is an end of the other.
+    ends = {end for name in draft.entries for end in _ends(name)}
+    taken = {
+        name: replace(entry, origin=entry.origin and f"{file}: {entry.origin}")
+        for name, entry in base.entries.items()
+        if name not in ends and not any(end in draft.entries for end in _ends(name))
+    }
+    unused = [entry.origin for name, entry in base.entries.items() if name not in taken]
     unused += [entry.origin for parts in base.blocks.values() for entry in parts.values()]
-    why = "in the file of --base alone, which gives what the other lacks outside of blocks"
+    why = "of --base, which gives what the other lacks outside of blocks"
+    skipped = {**dict.fromkeys(filter(None, unused), why), **base.skipped}
+    net = base
+    if inside_backbone(draft):
+        net = draft
+        both = inside_backbone(replace(base, entries=taken))
+        if lacking := [name for name in both if not name.endswith(COUNTER)]:
+            raise CheckpointError(
+                f"a part of the ResNet ({lacking[0]}) would come from --base {file} and the rest from the "
+                "other file; a net of two files is none: leave --base out, or add --blocks-only"
+            )
+        taken = {name: entry for name, entry in taken.items() if name not in both.values()}
     return replace(
         draft,
-        entries={**base.entries, **draft.entries},
-        skipped={**dict.fromkeys(unused, why), **base.skipped, **draft.skipped},
-        leftovers=[*draft.leftovers, *base.leftovers],
-        notes=[*draft.notes, *base.notes],
-        pixels=draft.pixels or base.pixels,
-        stride_in_1x1=base.stride_in_1x1 if draft.stride_in_1x1 is None else draft.stride_in_1x1,
-        unpadded_pool=base.unpadded_pool if draft.unpadded_pool is None else draft.unpadded_pool,
+        entries={**taken, **draft.entries},
+        skipped={**{f"{file}: {name}": why for name, why in skipped.items()}, **draft.skipped},
+        leftovers=[*draft.leftovers, *(f"{file}: {name}" for name in base.leftovers)],
+        net_notes=net.net_notes,
+        pixels=net.pixels,
+        stride_in_1x1=net.stride_in_1x1,
+        unpadded_pool=net.unpadded_pool,
+        norm=net.norm,
     )
+
+
+def _ends(name: str) -> list[str]:
+    """Return a name, and what is left of it without its first part, its first two and so on."""
+    parts = name.split(".")
+    return [".".join(parts[start:]) for start in range(len(parts))]
 
 
 def _drop_entries(draft: Draft) -> None:
     why = "not in a block (--blocks-only)"
-    draft.skipped.update({entry.origin: why for entry in draft.entries.values()})
+    draft.skipped.update({entry.origin: why for entry in draft.entries.values() if entry.origin})
     draft.skipped.update(dict.fromkeys(draft.leftovers, why))
-    draft.entries, draft.leftovers, draft.pixels, draft.stride_in_1x1 = {}, [], None, None
+    draft.entries, draft.leftovers = {}, []
+    draft.forget_net()
 
 
 def _place_blocks(draft: Draft, cfg: CfgNode, places: Mapping[str, str], allow_moved: bool) -> None:
@@ -253,8 +289,9 @@ def _check_moved(draft: Draft, prefix: str, allow_moved: bool) -> None:
     stage = place.partition(".")[0]
     after = int(place.rpartition("_")[2]) - 1
     last = draft.entries.get(f"{stage}.{after}.conv3.weight")
-    channels = draft.blocks[prefix]["g.weight"].value.shape[1]
-    if last is not None and last.value.shape[0] != channels:
+    weight = draft.blocks[prefix].get("g.weight")
+    channels = None if weight is None else weight.value.shape[1]
+    if None not in (last, weight) and last.value.shape[0] != channels:
         raise CheckpointError(
             f"the block {prefix} works on {channels} channels inside the residual block, after its conv1 or "
             "conv2; ours work between residual blocks"
@@ -279,31 +316,35 @@ def _build(cfg: CfgNode) -> nn.Module:
 def _fit(
     draft: Draft, model: nn.Module, report: ConversionReport, allowed: re.Pattern[str] | None
 ) -> dict[str, Tensor]:
-    """Give a draft's tensors the model's names, fill in what is neutral, and refuse what does not fit."""
+    """Give a draft's tensors the model's names, and refuse what does not fit."""
     state = model.state_dict()
     by_end: dict[str, list[str]] = {}
     for name in state:
-        parts = name.split(".")
-        for start in range(len(parts)):
-            by_end.setdefault(".".join(parts[start:]), []).append(name)
-    entries = dict(draft.entries)
+        for end in _ends(name):
+            by_end.setdefault(end, []).append(name)
+    entries = list(draft.entries.items())
     for prefix, parts in draft.blocks.items():
-        entries |= {f"{draft.places[prefix]}.{part}": entry for part, entry in parts.items()}
+        entries += [(f"{draft.places[prefix]}.{part}", entry) for part, entry in parts.items()]
     found: dict[str, Entry] = {}
     leftovers = list(draft.leftovers)
     report.skipped.update(draft.skipped)
-    for name, entry in entries.items():
+    for name, entry in entries:
         targets = by_end.get(name, [])
         if len(targets) > 1:
             raise CheckpointError(
                 f"weights {report.path}: {entry.origin} fits more than one tensor: {targets[:2]}"
+            )
+        if targets and targets[0] in found:
+            raise CheckpointError(
+                f"weights {report.path}: both {found[targets[0]].origin} and {entry.origin} would become "
+                f"{targets[0]}; leave one of them out by --skip REGEX"
             )
         if targets:
             found[targets[0]] = entry
         elif name.endswith(COUNTER):
             report.skipped[entry.origin] = "a counter, which frozen norms have none of"
         else:
-            leftovers.append(entry.origin)
+            leftovers.append(entry.origin or name)
     if leftovers:
         shown = ", ".join(leftovers[:3]) + (", ..." if len(leftovers) > 3 else "")
         raise CheckpointError(
@@ -316,7 +357,7 @@ def _fit(
         if entry.value.shape != state[name].shape
     ]
     shaped = {name: entry for name, entry in found.items() if entry.value.shape == state[name].shape}
-    shaped |= _neutral(shaped, state)
+    shaped |= _counters(shaped, state)
     missing = [name for name in state if name not in found and name not in shaped]
     if not draft.entries:  # a file of blocks alone
         missing = [name for name in missing if ".non_local_" in name]
@@ -324,6 +365,8 @@ def _fit(
             "the file holds blocks alone, and so does what was written; --base FILE adds a net's weights"
         )
     fitted = compare(model, report.path, missing, wrong, ())
+    # A training can start without statistics; a conversion that lacks them is not what was trained.
+    fitted.unexpected.update(dict.fromkeys(fitted.expected.pop(NO_STATISTICS, ()), "not in the file"))
     if allowed is not None:
         fitted.allow(allowed)
     fitted.refuse()
@@ -335,30 +378,24 @@ def _fit(
     report.moves = [
         Move(entry.origin, name, tuple(entry.value.shape), entry.how) for name, entry in shaped.items()
     ]
+    if not any(move.origin for move in report.moves):
+        raise CheckpointError(f"weights {report.path}: nothing of the file is left to be written")
+    if summed := sum(SUMMED in move.how for move in report.moves):
+        report.notes.append(
+            f"{summed} convs over time were summed over their frames: exact for a still clip, but for frames "
+            "so near its ends that the padding shows"
+        )
     # In the order of the model, which is how checkpoints are usually listed.
     return {name: shaped[name].value for name in state if name in shaped}
 
 
-def _neutral(entries: Mapping[str, Entry], state: Mapping[str, Tensor]) -> dict[str, Entry]:
-    """Return what the file need not have, as it has no effect: statistics of affine layers, biases of 0."""
-    made = {}
-    for name, shape in state.items():
-        module, _, leaf = name.rpartition(".")
-        if name in entries or f"{module}.weight" not in entries:
-            continue
-        if leaf in _NEUTRAL:
-            value, how = (
-                torch.full(shape.shape, _NEUTRAL[leaf]),
-                "neutral, for an affine layer without statistics",
-            )
-        elif leaf == COUNTER:
-            value, how = torch.zeros((), dtype=torch.int64), "counter"
-        elif leaf == "bias" and ".non_local_" in name and not module.endswith(".norm"):
-            value, how = torch.zeros(shape.shape), "zero, for a conv without bias"
-        else:
-            continue
-        made[name] = Entry(value, "", how)
-    return made
+def _counters(entries: Mapping[str, Entry], state: Mapping[str, Tensor]) -> dict[str, Entry]:
+    """Return the counters that the model's batch norms have and the file does not; they compute nothing."""
+    return {
+        name: Entry(torch.zeros((), dtype=torch.int64), "", "counter")
+        for name in state
+        if name.endswith(COUNTER) and name not in entries and f"{name.removesuffix(COUNTER)}weight" in entries
+    }
 
 
 def _to_target(
@@ -370,15 +407,22 @@ def _to_target(
     strip_trained: bool,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return what is written instead of our checkpoint, and the keys of its config."""
-    blocks = {}
+    blocks: dict[str, dict[str, Tensor]] = {}
+    halves: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         if isinstance(module, NonLocalBlock):
-            inside = {part: f"{name}.{part}" for part in module.state_dict()}
-            if all(key in tensors for key in inside.values()):
-                blocks[name] = {part: tensors[key] for part, key in inside.items()}
+            parts = list(module.state_dict())
+            found = {part: tensors[f"{name}.{part}"] for part in parts if f"{name}.{part}" in tensors}
+            if found:
+                blocks[name] = found
+            if lacking := [part for part in parts if part not in found and found]:
+                halves[name] = lacking
     origins = {move.target: move.origin for move in report.moves}
     try:
         if target == "mmcv":
+            if halves:
+                block, lacking = next(iter(halves.items()))
+                raise CheckpointError(f"{block}.{lacking[0]} is not in the file, and mmcv's block needs it")
             written, moves, notes = to_mmcv(blocks, cfg)
             report.moves = [replace(move, origin=origins[move.origin]) for move in moves]
             taken = {move.origin for move in report.moves}
@@ -388,12 +432,15 @@ def _to_target(
             report.notes += notes
             report.expected = {}
             return written, {}
-        written = strip_blocks(tensors, blocks, trained=strip_trained)
+        written = strip_blocks(tensors, blocks, halves, trained=strip_trained)
     except CheckpointError as error:
         raise CheckpointError(f"weights {report.path}: {error}") from None
     report.moves = [move for move in report.moves if move.target in written]
-    report.skipped.update({origins[name]: "in a non-local block" for name in tensors if name not in written})
-    report.expected.pop("in non-local blocks, which start as an identity", None)
+    stripped = [origins[name] for name in tensors if name not in written]
+    report.skipped.update(dict.fromkeys(filter(None, stripped), "in a non-local block"))
+    for reason, names in list(report.expected.items()):
+        report.expected[reason] = [name for name in names if ".non_local_" not in name]
+    report.expected = {reason: names for reason, names in report.expected.items() if names}
     report.settings |= baseline_settings(cfg)
     return written, {key: setting.value for key, setting in report.settings.items()}
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from nonlocal_det.checkpoint.convert.draft import COUNTER
 
 __all__ = ["ConversionReport", "Move", "Setting"]
 
@@ -47,7 +50,7 @@ class Setting:
 
 @dataclass
 class ConversionReport:
-    """The outcome of a conversion.
+    """The outcome of a conversion. As text, tensors that keep their names and counters are only counted.
 
     Attributes:
         path: the file that was read.
@@ -71,10 +74,10 @@ class ConversionReport:
 
     def __str__(self) -> str:
         lines = [f"{self.path}: weights of {self.source}"]
-        lines += [f"  {move}" for move in self.moves]
-        lines += [f"  {name}: not needed: {why}" for name, why in self.skipped.items()]
+        lines += self._moved() + self._skipped()
         for reason, names in self.expected.items():
-            lines += [f"  (not in the file) {name}: new, {reason}" for name in names]
+            modules = dict.fromkeys(name.rpartition(".")[0] or name for name in names)
+            lines.append(f"  (not in the file) {len(names)} new, {reason}: {', '.join(modules)}")
         lines.append(
             f"{sum(bool(move.origin) for move in self.moves)} tensors converted, "
             f"{sum(not move.origin for move in self.moves)} filled in, {len(self.skipped)} not needed, "
@@ -85,3 +88,24 @@ class ConversionReport:
         lines += [f"note: {note}" for note in self.notes]
         lines += [f"wrote {name}" for name in self.written]
         return "\n".join(lines)
+
+    def _moved(self) -> list[str]:
+        """Return a line for every tensor that got another name, and one for each kind of the rest."""
+        renamed, alike = [], Counter()
+        for move in self.moves:
+            if not move.origin:
+                alike[f"(not in the file) {{}} filled in: {move.how}"] += 1
+            elif move.origin == move.target and not move.how:
+                alike["{} tensors keep their names"] += 1
+            elif move.target.endswith(COUNTER):
+                alike[f"{{}} {COUNTER} of norms go with them"] += 1
+            else:
+                renamed.append(f"  {move}")
+        return renamed + [f"  {kind.format(count)}" for kind, count in alike.items()]
+
+    def _skipped(self) -> list[str]:
+        counters = Counter(why for name, why in self.skipped.items() if name.endswith(COUNTER))
+        lines = [
+            f"  {name}: not needed: {why}" for name, why in self.skipped.items() if not name.endswith(COUNTER)
+        ]
+        return lines + [f"  {count} {COUNTER}: not needed: {why}" for why, count in counters.items()]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from detectron2.config import CfgNode
 
-from nonlocal_det.checkpoint.convert.draft import Draft, Entry
+from nonlocal_det.checkpoint.convert.draft import COUNTER, STATISTICS, Draft, Entry, inside_backbone
 from nonlocal_det.checkpoint.convert.report import Setting
 from nonlocal_det.checkpoint.report import CheckpointError
 from nonlocal_det.config import KEYPOINT_HEAD, STAGES, WRAPPER
@@ -20,6 +22,8 @@ __all__ = ["check_architecture", "config_places", "decide_settings", "get_value"
 DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 # Norms of one family have the same tensors and, in evaluation, do the same.
 BATCH_NORMS = ("BN", "SyncBN", "naiveSyncBN")
+RESNET_BATCH_NORMS = ("FrozenBN", *BATCH_NORMS, "nnSyncBN", "naiveSyncBN_N")
+NORMS = {"BN": BATCH_NORMS, "GN": ("GN", "LN")}
 
 
 def check_architecture(cfg: CfgNode, draft: Draft) -> None:
@@ -53,30 +57,14 @@ def decide_settings(
         Config key -> setting, and notes on what the weights leave open.
 
     Raises:
-        CheckpointError: the blocks differ in their options, or the stem cannot be changed.
+        CheckpointError: the blocks differ in their options, the stem cannot be changed, or neither the
+            weights nor the config say what the weights are.
     """
     chosen = _Choices(cfg)
-    if draft.pixels is not None:
-        why = "the pixels that the net was trained with"
-        chosen.set("INPUT.FORMAT", draft.pixels.order, why)
-        chosen.set("MODEL.PIXEL_MEAN", list(draft.pixels.mean), why)
-        chosen.set("MODEL.PIXEL_STD", list(draft.pixels.std), why)
-        same = "not as the config says" if chosen.settings else "as the config says"
-        chosen.notes.append(
-            f"the net was trained with {draft.pixels.order} pixels of mean {list(draft.pixels.mean)} and "
-            f"standard deviation {list(draft.pixels.std)}, {same}"
-        )
-    elif draft.entries:
-        chosen.notes.append(
-            "the file does not say what pixels the net was trained with; the config's are kept: "
-            f"{cfg.INPUT.FORMAT}, mean {list(cfg.MODEL.PIXEL_MEAN)}, "
-            f"standard deviation {list(cfg.MODEL.PIXEL_STD)}"
-        )
+    _set_pixels(chosen, cfg, draft)
     if draft.stride_in_1x1 is not None:
         chosen.set("MODEL.RESNETS.STRIDE_IN_1X1", draft.stride_in_1x1, "where the net has its strides")
-    norm = draft.entries.get("stem.conv1.norm.weight")
-    if norm is not None and norm.origin.endswith("_gn_s"):
-        chosen.set("MODEL.RESNETS.NORM", "GN", "the net has group norms")
+    _set_norm(chosen, cfg, draft)
     _set_placement(chosen, cfg, draft)
     _set_block_options(chosen, draft)
     _set_stem(chosen, cfg, draft, unpadded_pool)
@@ -124,19 +112,100 @@ class _Choices:
     def set(self, key: str, value: Any, why: str) -> None:
         before = get_value(self.cfg, key)
         same = list(before) == value if isinstance(value, list) else before == value
-        if not same:
+        if same:
+            self.settings.pop(key, None)
+        else:
             self.settings[key] = Setting(before, value, why)
 
     def choose(self, key: str, allowed: Sequence[Any], why: str) -> Any:
-        """Keep the config's value if the weights allow it, else take the first that they allow."""
+        """Take what the weights allow: the config's value where that leaves a choice.
+
+        Raises:
+            CheckpointError: the weights allow several values, and the config has none of them.
+        """
         before = get_value(self.cfg, key)
-        value = before if before in allowed else allowed[0]
-        self.set(key, value, why)
-        if len(allowed) > 1:
-            others = ", ".join(repr(other) for other in allowed if other != value)
-            taken = "the config's" if value == before else "the source's default"
-            self.notes.append(f"{key}: the weights do not tell {value!r} from {others}; {taken} is taken")
-        return value
+        if len(allowed) == 1:
+            self.set(key, allowed[0], why)
+            return allowed[0]
+        if before not in allowed:
+            values = " or ".join(repr(value) for value in allowed)
+            raise CheckpointError(
+                f"{key} is {before!r}, and the weights are of {values}, which they do not tell apart; "
+                f"say which, such as --opts {key} {allowed[0]}"
+            )
+        others = ", ".join(repr(other) for other in allowed if other != before)
+        self.notes.append(f"{key}: the weights do not tell {before!r} from {others}; the config's is taken")
+        return before
+
+
+def _set_pixels(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
+    pixels = draft.pixels
+    if pixels is None:
+        if draft.entries:
+            chosen.notes.append(
+                "the file does not say what pixels the net was trained with; the config's are kept: "
+                f"{cfg.INPUT.FORMAT}, mean {list(cfg.MODEL.PIXEL_MEAN)}, "
+                f"standard deviation {list(cfg.MODEL.PIXEL_STD)}"
+            )
+        return
+    why = "the pixels that the net was trained with"
+    order = pixels.order
+    if not order:
+        order = cfg.INPUT.FORMAT
+        if pixels.mean and not _close(pixels.mean, cfg.MODEL.PIXEL_MEAN):
+            if order in ("RGB", "BGR") and _close(pixels.mean[::-1], cfg.MODEL.PIXEL_MEAN):
+                order = order[::-1]
+            else:
+                chosen.notes.append(
+                    "INPUT.FORMAT: the file does not say the order of its channels; "
+                    f"the config's {order} is kept"
+                )
+    chosen.set("INPUT.FORMAT", order, why)
+    for key, values in (("MODEL.PIXEL_MEAN", pixels.mean), ("MODEL.PIXEL_STD", pixels.std)):
+        if values is not None and not _close(values, get_value(cfg, key)):
+            chosen.set(key, list(values), why)
+    same = "not as the config says" if chosen.settings else "as the config says"
+    mean, std = pixels.mean or cfg.MODEL.PIXEL_MEAN, pixels.std or cfg.MODEL.PIXEL_STD
+    chosen.notes.append(
+        f"the net was trained with {order} pixels of mean {list(mean)} and standard deviation {list(std)}, "
+        f"{same}"
+    )
+
+
+def _close(values: Sequence[float], others: Sequence[float]) -> bool:
+    """Tell whether numbers are the same as float32."""
+    return len(values) == len(others) and all(map(partial(math.isclose, rel_tol=1e-6), values, others))
+
+
+def _set_norm(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
+    """Set the kind of the ResNet's norms, whose tensors frozen batch norms and group norms have in common."""
+    key = "MODEL.RESNETS.NORM"
+    before = get_value(cfg, key)
+    norms = [name for name in inside_backbone(draft).values() if ".norm." in name]
+    statistics = [name for name in norms if name.endswith((*STATISTICS, COUNTER))]
+    kind = draft.norm or ("BN" if statistics else "GN" if norms else "")
+    if not norms or not kind:
+        return
+    if kind == "BN":
+        if before not in RESNET_BATCH_NORMS:
+            chosen.set(key, "FrozenBN", "the net has batch norms")
+        elif before != "FrozenBN" and not all(draft.entries[name].origin for name in statistics):
+            chosen.notes.append(
+                f"{key} is {before}, and the weights are of frozen norms, whose statistics are in their "
+                "factors: the net is the same until it is trained; FrozenBN keeps them frozen"
+            )
+    elif draft.norm == "GN":
+        chosen.set(key, "GN", "the net has group norms")
+    elif before in RESNET_BATCH_NORMS:
+        raise CheckpointError(
+            f"{key} is {before}, and the file has no running statistics, such as "
+            f"{norms[0].rpartition('.')[0]}.running_mean: if its norms are group norms, add --opts {key} GN, "
+            "else the file is not whole"
+        )
+    else:
+        chosen.notes.append(
+            f"{key}: the file's norms have no statistics; they are taken to be the config's {before}"
+        )
 
 
 def _set_placement(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
@@ -164,7 +233,10 @@ def _set_placement(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
 def _set_block_options(chosen: _Choices, draft: Draft) -> None:
     if not draft.blocks:
         return
-    kinds = {prefix: _block_options(prefix, parts) for prefix, parts in draft.blocks.items()}
+    kinds = {
+        prefix: _block_options(prefix, parts, draft.block_norms.get(prefix))
+        for prefix, parts in draft.blocks.items()
+    }
     first, options = next(iter(kinds.items()))
     for prefix, other in kinds.items():
         if other != options:
@@ -188,18 +260,17 @@ def _set_block_options(chosen: _Choices, draft: Draft) -> None:
         chosen.choose("MODEL.NONLOCAL.SCALE", draft.scale[pairwise], "whether the source's blocks scale")
 
 
-def _block_options(prefix: str, parts: dict[str, Entry]) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+def _block_options(
+    prefix: str, parts: dict[str, Entry], norm: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...], int]:
     """Return the possible PAIRWISE and NORM of a block, and its REDUCTION."""
     if "w_f.weight" in parts:
         pairwise: tuple[str, ...] = ("concatenation",)
-    elif "theta.weight" in parts:
+    elif any(part.startswith(("theta.", "phi.")) for part in parts):
         pairwise = ("embedded_gaussian", "dot_product")
     else:
         pairwise = ("gaussian",)
-    if "w_z.norm.running_var" in parts:
-        norms: tuple[str, ...] = BATCH_NORMS
-    else:
-        norms = ("GN", "LN") if "w_z.norm.weight" in parts else ("",)
+    norms = NORMS[norm] if norm else ("",)
     inner, channels = parts["g.weight"].value.shape[:2] if "g.weight" in parts else (0, 0)
     if not inner:
         raise CheckpointError(f"the block {prefix!r} has no weight of g")
@@ -214,7 +285,16 @@ def _block_options(prefix: str, parts: dict[str, Entry]) -> tuple[tuple[str, ...
 def _set_stem(chosen: _Choices, cfg: CfgNode, draft: Draft, unpadded_pool: bool) -> None:
     inner = "MODEL.NONLOCAL.BACKBONE" if cfg.MODEL.BACKBONE.NAME == WRAPPER else "MODEL.BACKBONE.NAME"
     name = get_value(cfg, inner)
+    if "MODEL.BACKBONE.NAME" in chosen.settings:
+        inner = "MODEL.NONLOCAL.BACKBONE"  # the wrapper takes its name
+    if unpadded_pool and draft.unpadded_pool is False:
+        raise CheckpointError(
+            "--unpadded-pool: the stem of these weights pads its max pool; leave the flag out"
+        )
     if name in UNPADDED.values():
+        if draft.unpadded_pool is False:
+            padded = next(padded for padded, unpadded in UNPADDED.items() if unpadded == name)
+            chosen.set(inner, padded, "the stem of these weights pads its max pool")
         return
     if not unpadded_pool:
         if draft.unpadded_pool:
@@ -223,16 +303,10 @@ def _set_stem(chosen: _Choices, cfg: CfgNode, draft: Draft, unpadded_pool: bool)
                 "off; --unpadded-pool makes a config whose stem is theirs"
             )
         return
-    if draft.unpadded_pool is False:
-        raise CheckpointError(
-            "--unpadded-pool: the stem of these weights pads its max pool; leave the flag out"
-        )
     if name not in UNPADDED:
         raise CheckpointError(
             f"--unpadded-pool: {inner} is {name!r}; the stem can be changed of {', '.join(UNPADDED)}"
         )
-    if "MODEL.BACKBONE.NAME" in chosen.settings and inner == "MODEL.BACKBONE.NAME":
-        inner = "MODEL.NONLOCAL.BACKBONE"  # the wrapper takes its name
     chosen.set(inner, UNPADDED[name], "a stem whose max pool is not padded was asked for")
 
 
@@ -243,7 +317,7 @@ def _architecture(draft: Draft) -> dict[str, Any]:
         entry = draft.entries.get(name)
         return None if entry is None else entry.value.shape
 
-    names = _inside_backbone(draft)
+    names = inside_backbone(draft)
     counts = tuple(_counted(draft, f"res{stage}") for stage in range(2, 6))
     found: dict[str, Any] = {}
     if stem := shape(names.get("stem.conv1.weight", "")):
@@ -261,15 +335,6 @@ def _architecture(draft: Draft) -> dict[str, Any]:
         found["MODEL.RESNETS.NUM_GROUPS"] = groups = middle[0] // middle[1]
         found["MODEL.RESNETS.WIDTH_PER_GROUP"] = middle[0] // groups
     return found
-
-
-def _inside_backbone(draft: Draft) -> dict[str, str]:
-    """Return name inside the ResNet -> name in the draft, which may be the model's."""
-    inside = {}
-    for name in draft.entries:
-        if match := re.fullmatch(r"(?:.*\.)?((?:stem|res[2-5])\..*)", name):
-            inside[match[1]] = name
-    return inside
 
 
 def _counted(draft: Draft, stage: str) -> int:

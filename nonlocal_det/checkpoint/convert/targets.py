@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from detectron2.config import CfgNode
 from torch import Tensor
@@ -19,19 +19,24 @@ __all__ = ["baseline_settings", "strip_blocks", "to_mmcv"]
 
 
 def strip_blocks(
-    tensors: Mapping[str, Tensor], blocks: Mapping[str, Mapping[str, Tensor]], *, trained: bool
+    tensors: Mapping[str, Tensor],
+    blocks: Mapping[str, Mapping[str, Tensor]],
+    halves: Collection[str] = (),
+    *,
+    trained: bool,
 ) -> dict[str, Tensor]:
     """Leave out the non-local blocks, for a baseline.
 
     Args:
         tensors: a model's tensors.
         blocks: name of a block -> its tensors by their names inside it.
+        halves: names of blocks some of whose tensors are not known, so that they may do something.
         trained: strip blocks that do something, too.
 
     Raises:
         CheckpointError: a block is no identity, and ``trained`` is False.
     """
-    working = [name for name, block in blocks.items() if not _is_identity(block)]
+    working = [name for name, block in blocks.items() if name in halves or not _is_identity(block)]
     if working and not trained:
         raise CheckpointError(
             f"{len(working)} of {len(blocks)} non-local blocks do something ({working[0]}), so the model "

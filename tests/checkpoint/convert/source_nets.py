@@ -174,6 +174,81 @@ TORCHVISION = ResNetNames(
 )
 
 
+MMACTION2 = ResNetNames(
+    stem=("backbone.conv1.conv.weight", "backbone.conv1.bn.{leaf}"),
+    conv=("backbone.layer{layer}.{i}.conv{n}.conv.weight", "backbone.layer{layer}.{i}.conv{n}.bn.{{leaf}}"),
+    shortcut=(
+        "backbone.layer{layer}.{i}.downsample.conv.weight",
+        "backbone.layer{layer}.{i}.downsample.bn.{{leaf}}",
+    ),
+    leaves=STATISTICS,
+    time=(5, 3),
+)
+SLOWFAST = ResNetNames(
+    stem=("s1.pathway0_stem.conv.weight", "s1.pathway0_stem.bn.{leaf}"),
+    conv=(
+        "s{stage}.pathway0_res{i}.branch2.{abc}.weight",
+        "s{stage}.pathway0_res{i}.branch2.{abc}_bn.{{leaf}}",
+    ),
+    shortcut=("s{stage}.pathway0_res{i}.branch1.weight", "s{stage}.pathway0_res{i}.branch1_bn.{{leaf}}"),
+    leaves=STATISTICS,
+    time=(5, 3),
+)
+CAFFE2_CONV = ("res{stage}_{i}_branch2{abc}_w", "res{stage}_{i}_branch2{abc}_bn_{{leaf}}")
+CAFFE2_SHORTCUT = ("res{stage}_{i}_branch1_w", "res{stage}_{i}_branch1_bn_{{leaf}}")
+
+
+def caffe2(**options):
+    return ResNetNames(
+        stem=("conv1_w", "res_conv1_bn_{leaf}"), conv=CAFFE2_CONV, shortcut=CAFFE2_SHORTCUT, **options
+    )
+
+
+AUTHORS = {"theta": "theta", "phi": "phi", "g": "g", "out": "out", "norm": "norm"}
+
+
+def authors_block_name(stage, block, part):
+    """nonlocal_conv4_5_theta_w, nonlocal_conv4_5_bn_riv and so on."""
+    module, leaf = part.split(".")
+    if module == "norm":
+        end = "bn_" + dict(zip(STATISTICS, ("s", "b", "rm", "riv"), strict=True))[leaf]
+    else:
+        end = f"{module}_{leaf[0]}"
+    return f"nonlocal_conv{stage}_{block}_{end}"
+
+
+MMCV = {
+    "theta": "theta.conv",
+    "phi": "phi.conv",
+    "g": "g.conv",
+    "out": "conv_out.conv",
+    "norm": "conv_out.bn",
+}
+
+
+def mmdetection(tensors, blocks=None, style="pytorch", heads=None):
+    saved = {f"backbone.{name}": value for name, value in tensors.items()}
+    for prefix, block in (blocks or {}).items():
+        saved |= {f"backbone.{prefix}.{name}": value for name, value in block.items()}
+    saved |= heads or {"bbox_head.fc_cls.weight": torch.ones(1)}
+    return {"meta": {"config": f"model = dict(backbone=dict(style='{style}'))"}, "state_dict": saved}
+
+
+def random_block(generator, channels, modules, *, dims, norm=True, out_bias=True):
+    """Tensors of a block of C channels and C // 2 inside, by modules (theta, phi, g, out, norm)."""
+    tensors = {}
+    for part in ("theta", "phi", "g", "out"):
+        outs, ins = (channels, channels // 2) if part == "out" else (channels // 2, channels)
+        weight = random_tensor(generator, outs, ins, *[1] * dims)
+        tensors[modules[part] + ".weight"] = 0.4 * weight * channels**-0.5
+        if part != "out" or out_bias:
+            tensors[modules[part] + ".bias"] = 0.1 * random_tensor(generator, outs)
+    if norm:
+        made = random_norm(generator, channels, STATISTICS)
+        tensors |= {f"{modules['norm']}.{leaf}": value for leaf, value in made.items()}
+    return tensors
+
+
 def images(generator, size=64):
     return random_tensor(generator, 2, 3, size, size + 4)
 

@@ -87,8 +87,8 @@ def test_mmcv(convert, generator, assert_same, form, pooled, norm):
     scale = form == "embedded_gaussian"
     made = convert(
         source.tensors,
-        "MODEL.NONLOCAL.PAIRWISE",
-        "dot_product" if form == "dot_product" else "embedded_gaussian",
+        *("MODEL.NONLOCAL.PAIRWISE", "dot_product" if form == "dot_product" else "embedded_gaussian"),
+        *("MODEL.NONLOCAL.NORM", "GN" if norm == "gn" else ""),  # the file does not say how many groups
     )
     node = made.cfg.MODEL.NONLOCAL
     assert (form, "embedding" if pooled else "none", norm.upper()) == (node.PAIRWISE, node.POOL, node.NORM)
@@ -132,14 +132,14 @@ def test_non_local_pytorch(convert, generator, assert_same, form, pooled, norm):
 
 @pytest.mark.parametrize(
     ("form", "pool", "norm"),
-    [*itertools.product(("embedded_gaussian", "dot_product"), ("input", "none"), ("", "bn", "norm"))],
+    [*itertools.product(("embedded_gaussian", "dot_product"), ("input", "none"), ("bn", "norm"))],
 )
 def test_slowfast(convert, generator, assert_same, form, pool, norm):
     # "bn" and "norm" are the older and the newer name of its batch norm.
     names = {"theta": "conv_theta", "phi": "conv_phi", "g": "conv_g", "out": "conv_out", "norm": norm}
-    source = Block(generator, names, form=form, dims=3, norm="bn" if norm else "")
+    source = Block(generator, names, form=form, dims=3, norm="bn")
     made = convert(source.tensors, "MODEL.NONLOCAL.PAIRWISE", form, "MODEL.NONLOCAL.POOL", pool)
-    assert ("BN" if norm else "") == made.cfg.MODEL.NONLOCAL.NORM
+    assert made.cfg.MODEL.NONLOCAL.NORM == "BN"
     assert made.report.source == "SlowFast"
     x = random_tensor(generator, 2, C, 7, 6)
     clip = x[:, :, None].expand(-1, -1, 3, -1, -1)  # the same frame three times

@@ -69,7 +69,7 @@ def test_other_classes_are_new(convert, tmp_path):
 def test_blocks_of_ours_set_the_placement(convert, config):
     opts = ["MODEL.NONLOCAL.RES3", [2, 4], "MODEL.NONLOCAL.RES4", [-1, 6], "MODEL.NONLOCAL.NORM", "GN"]
     model = make(R50_NL, *opts)
-    made = convert({"model": model.state_dict(), "iteration": 3}, config=config)
+    made = convert({"model": model.state_dict(), "iteration": 3}, "MODEL.NONLOCAL.NORM", "GN", config=config)
     same(made.tensors, model.state_dict())
     node = made.cfg.MODEL.NONLOCAL
     assert (list(node.RES3), list(node.RES4), node.NORM) == ([2, 4], [5, 6], "GN")

@@ -44,8 +44,12 @@ def _prepare(
     wide = renamed.get("res2.0.conv2.weight")
     grouped = wide is not None and wide.shape[0] != wide.shape[1]
     deep = sum(re.fullmatch(r"res4\.\d+\.conv1\.weight", name) is not None for name in renamed)
-    group_norm = any(re.fullmatch(r"res2_0_branch2a_gn_s", origin) for origin in origins.values())
-    draft.stride_in_1x1 = not (grouped or group_norm)
+    backbone = [name for name in origins.values() if re.match(r"(res_)?conv1_|res[2-5]_\d", name)]
+    kinds = {kind for kind in ("bn", "gn") if any(f"_{kind}_" in name for name in backbone)}
+    if len(kinds) > 1:
+        raise CheckpointError("the file's ResNet has batch norms and group norms; Detectron2's has one kind")
+    draft.norm = "GN" if kinds == {"gn"} else "BN"
+    draft.stride_in_1x1 = not (grouped or draft.norm == "GN")
     if grouped and deep == 23:
         draft.pixels = RESNEXT_101_PIXELS
     return renamed, origins
@@ -57,6 +61,7 @@ CAFFE2 = Source(
     marks=(r"^conv1_w$", r"^res2_0_branch2a_w$"),
     rules={r".*": "{0}"},
     skips={r"(fc1000|pred)_[wb]": "ImageNet's classifier", **TRAINING_STATE},
+    affine_norms=True,
     pixels=MSRA_PIXELS,
     prepare=_prepare,
 )

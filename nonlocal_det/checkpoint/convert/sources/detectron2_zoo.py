@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from nonlocal_det.checkpoint.convert.draft import TORCHVISION_PIXELS, Draft, Source
+from nonlocal_det.checkpoint.convert.draft import TORCHVISION_PIXELS, Draft, Pixels, Source
+from nonlocal_det.checkpoint.report import CheckpointError
 
 
 def _prepare(
@@ -13,6 +15,17 @@ def _prepare(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     if rest.get("__author__") == "torchvision":
         draft.pixels, draft.stride_in_1x1 = TORCHVISION_PIXELS, False
+    pixels = {}
+    for key in ("mean", "std"):
+        if (name := f"pixel_{key}") in tensors:
+            # To as many digits as float32 has, so that 103.53 is 103.53 in the config.
+            pixels[key] = tuple(float(f"{value:.6g}") for value in tensors.pop(name).flatten().tolist())
+            draft.skipped[name] = "in the config"
+    if any(value <= 0 for value in pixels.get("std", ())):
+        raise CheckpointError(f"pixel_std is {list(pixels['std'])}; pixels are divided by it")
+    if pixels:
+        known = draft.pixels or Pixels("", None, None)
+        draft.pixels = replace(known, **pixels)
     return tensors, {name: name for name in tensors}
 
 
@@ -29,9 +42,9 @@ DETECTRON2 = Source(
     skips={
         r"(fc|fc1000|linear)\.(weight|bias)": "ImageNet's classifier",
         r"(?:.*\.)?cell_anchors\.\d+": "made from the config",
-        r"pixel_(mean|std)": "made from the config",
     },
     pool=("input", "embedding", "none"),
     scale={"embedded_gaussian": (True, False), "gaussian": (True, False)},
+    bias_free=False,
     prepare=_prepare,
 )

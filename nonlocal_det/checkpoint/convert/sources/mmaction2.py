@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nonlocal_det.checkpoint.convert.draft import TORCHVISION_PIXELS, Source
-from nonlocal_det.checkpoint.convert.sources.mmdetection import MMCV_MODULES, MMCV_SCALE
+from nonlocal_det.checkpoint.convert.sources.mmdetection import MMCV_MODULES, MMCV_NORMS, MMCV_SCALE
 
 _BLOCK = r"(?:backbone\.)?layer(?P<layer>[1-4])\.(?P<i>\d+)\."
 
@@ -28,7 +28,11 @@ MMACTION2 = Source(
     skips={r"(cls_head|roi_head)\..*": "the classifier of videos"},
     pool="by name",
     scale=MMCV_SCALE,
+    block_norms=MMCV_NORMS,
+    bias_before_norm=False,
+    norm="BN",
     pixels=TORCHVISION_PIXELS,
     stride_in_1x1=False,
-    notes=('the ResNet is taken to be of style "pytorch", as the file does not say',),
+    unpadded_pool=False,
+    net_notes=('the ResNet is taken to be of style "pytorch", as the file does not say',),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from nonlocal_det.checkpoint.convert.draft import TORCHVISION_PIXELS, Draft, Pixels, Source
 from nonlocal_det.checkpoint.convert.sources.torchvision_resnet import RESNET_RULES
+from nonlocal_det.checkpoint.report import CheckpointError
 
 # ConvModule: a conv and its norm, under the norm's kind. A pooled one is the first of a Sequential.
 MMCV_MODULES = {
@@ -21,6 +22,7 @@ MMCV_MODULES = {
     "conv_out.gn": "w_z.norm",
     "concat_project.conv": "w_f",
 }
+MMCV_NORMS = {"conv_out.bn": "BN", "conv_out.gn": "GN"}
 # use_scale is for the embedded form alone.
 MMCV_SCALE = {"embedded_gaussian": (True, False), "gaussian": (False,)}
 _WB = r"\.(?P<leaf>weight|bias)"
@@ -48,14 +50,16 @@ def _prepare(
     meta = meta if isinstance(meta, Mapping) else {}
     config = next((meta[key] for key in ("cfg", "config") if isinstance(meta.get(key), str)), "")
     caffe = re.search(r"style=['\"]caffe['\"]", config) is not None
-    names = {name.removeprefix("backbone."): name for name in tensors}
-    if "conv1.weight" not in names:
-        draft.pixels = None  # blocks alone
-    else:
-        draft.pixels = _CAFFE_PIXELS if caffe else TORCHVISION_PIXELS
-        draft.stride_in_1x1 = caffe
-        where = "as the config in the file says" if config else "as the file does not say otherwise"
-        draft.notes.append(f'the ResNet is taken to be of style "{"caffe" if caffe else "pytorch"}", {where}')
+    names: dict[str, str] = {}
+    for name in tensors:
+        short = name.removeprefix("backbone.")
+        if short in names:
+            raise CheckpointError(f"both {names[short]} and {name} are {short} of the backbone")
+        names[short] = name
+    draft.pixels = _CAFFE_PIXELS if caffe else TORCHVISION_PIXELS
+    draft.stride_in_1x1 = caffe
+    where = "as the config in the file says" if config else "as the file does not say otherwise"
+    draft.net_notes.append(f'the ResNet is taken to be of style "{"caffe" if caffe else "pytorch"}", {where}')
     return {short: tensors[name] for short, name in names.items()}, names
 
 
@@ -73,5 +77,9 @@ MMDETECTION = Source(
     },
     pool="by name",
     scale=MMCV_SCALE,
+    block_norms=MMCV_NORMS,
+    bias_before_norm=False,
+    norm="BN",
+    unpadded_pool=False,
     prepare=_prepare,
 )

@@ -53,5 +53,8 @@ NONLOCAL_PYTORCH = Source(
     skips={r"fc\.(weight|bias)": "the classifier"},
     pool="by name",
     scale={"embedded_gaussian": (False,), "gaussian": (False,)},
+    block_norms={"W.1": "BN"},
+    followed={"W.0": ("W.1",)},
+    unpadded_pool=False,
     prepare=_prepare,
 )

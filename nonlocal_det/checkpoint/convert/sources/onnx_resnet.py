@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nonlocal_det.checkpoint.convert.draft import Draft, Source
+from nonlocal_det.checkpoint.convert.draft import EPS, NEUTRAL, Draft, Source, as_weight
 from nonlocal_det.checkpoint.report import CheckpointError
 
 if TYPE_CHECKING:
     import onnx
-
-# What Detectron2's batch norms add to the variance.
-EPS = 1e-5
 
 
 @dataclass
@@ -25,6 +23,21 @@ class _Conv:
 
     node: onnx.NodeProto
     norm: onnx.NodeProto | None = None
+
+
+@dataclass
+class _Path:
+    """What a tensor goes through.
+
+    Attributes:
+        convs: in order.
+        root: the node that they start at; None where that is not a ResNet's.
+        relus: whether there is a ReLU before the first conv, and after each.
+    """
+
+    convs: list[_Conv]
+    root: onnx.NodeProto | None
+    relus: list[bool]
 
 
 class _Graph:
@@ -41,20 +54,38 @@ class _Graph:
             if node.op_type == "Constant" and (value := _attributes(node).get("value")) is not None:
                 self.consts[node.output[0]] = torch.from_numpy(numpy_helper.to_array(value).copy())
 
-    def trace(self, name: str) -> tuple[list[_Conv], onnx.NodeProto | None]:
-        """Follow a tensor back: return the convs on the way, in order, and the node that they start at."""
+    def trace(self, name: str) -> _Path:
+        """Follow a tensor back through convs, their norms and ReLUs."""
         convs: list[_Conv] = []
-        norm = None
+        relus: list[bool] = []
+        norm, relu = None, False
         while (node := self.maker.get(name)) is not None:
-            if node.op_type == "BatchNormalization":
+            if node.op_type == "BatchNormalization" and norm is None:
                 norm = node
             elif node.op_type == "Conv":
                 convs.insert(0, _Conv(node, norm))
-                norm = None
-            elif node.op_type not in ("Relu", "Identity"):
+                relus.insert(0, relu)
+                norm, relu = None, False
+            elif node.op_type == "Relu" and norm is None:
+                relu = True
+            elif node.op_type != "Identity":
                 break
             name = node.input[0]
-        return convs, node
+        # A norm that does not follow a conv is no ResNet's.
+        return _Path(convs, None if norm is not None else node, [relu, *relus])
+
+    def weight(self, name: str) -> tuple[Tensor, str]:
+        """Return a stored tensor and its name.
+
+        Raises:
+            CheckpointError: it is computed, or its numbers are no weights.
+        """
+        while (node := self.maker.get(name)) is not None and node.op_type == "Identity":
+            name = node.input[0]
+        value = as_weight(name, self.consts[name]) if name in self.consts else None
+        if value is None:
+            raise CheckpointError(f"the weight {name} of the ONNX network is computed, not stored")
+        return value, name
 
 
 def _prepare(
@@ -69,11 +100,20 @@ def _prepare(
     for node in graph.nodes:
         if node.op_type != "Add":
             continue
-        (shortcut, root), (branch, other) = sorted(
-            (graph.trace(name) for name in node.input), key=lambda traced: len(traced[0])
-        )
-        if root is None or root is not other or len(branch) not in (2, 3) or len(shortcut) > 1:
+        short, long = sorted(map(graph.trace, node.input), key=lambda path: len(path.convs))
+        shortcut, branch, root = short.convs, long.convs, short.root
+        if root is None or root is not long.root or len(branch) not in (2, 3) or len(shortcut) > 1:
             continue
+        first = long.relus[0]
+        if (
+            not (first or root.op_type == "MaxPool")
+            or long.relus != [first, *[True] * (len(branch) - 1), False]
+            or short.relus != [first, *[False] * len(shortcut)]
+        ):
+            raise CheckpointError(
+                f"the block of the ONNX network that ends in {node.name or node.output[0]} has its ReLUs not "
+                "where a ResNet has them: after every conv but the last of the branch, and after the sum"
+            )
         if start is None:
             start = root
             _read_stem(graph, root, found, origins, draft)
@@ -84,10 +124,14 @@ def _prepare(
             _read_conv(graph, conv, f"res{stage}.{block}.conv{number}", found, origins)
         for conv in shortcut:
             _read_conv(graph, conv, f"res{stage}.{block}.shortcut", found, origins)
-        if len(branch) == 3:
-            strides |= {
-                conv is branch[0] for conv in branch if _attributes(conv.node).get("strides", [1])[0] > 1
-            }
+        steps = [max(_attributes(conv.node).get("strides", [1])) for conv in branch]
+        if math.prod(steps) != (2 if block == 0 and stage > 2 else 1):
+            raise CheckpointError(
+                f"res{stage}.{block} of the ONNX network has strides {steps}; a ResNet's first block of each "
+                "stage but res2 halves the map, and no other does"
+            )
+        if len(branch) == 3 and max(steps) > 1:
+            strides.add(steps[0] > 1)
     if start is None:
         raise CheckpointError(
             "no residual block in the ONNX network: an Add of 2 or 3 convs and its own input"
@@ -105,8 +149,8 @@ def _prepare(
 def _read_stem(
     graph: _Graph, pool: onnx.NodeProto, found: dict[str, Tensor], origins: dict[str, str], draft: Draft
 ) -> None:
-    convs, _ = graph.trace(pool.input[0])
-    if pool.op_type != "MaxPool" or len(convs) != 1:
+    convs = graph.trace(pool.input[0]).convs if pool.op_type == "MaxPool" else []
+    if len(convs) != 1:
         raise CheckpointError(
             "the ONNX network does not start with one conv and a max pool, as a ResNet's stem does"
         )
@@ -121,26 +165,23 @@ def _read_conv(
 ) -> None:
     attributes = _attributes(conv.node)
     inputs = list(conv.node.input)
-    weight = graph.consts.get(inputs[1])
-    if weight is None:
-        raise CheckpointError(
-            f"the weight of the conv {conv.node.name} of the ONNX network is computed, not stored"
-        )
+    weight, origin = graph.weight(inputs[1])
     _check_padding(conv.node, weight, attributes)
-    bias = graph.consts.get(inputs[2]) if len(inputs) > 2 else None
-    made = {"weight": (weight, inputs[1])}
+    made = {"weight": (weight, origin)}
+    bias = graph.weight(inputs[2]) if len(inputs) > 2 and inputs[2] else None
     if conv.norm is None:
         # The batch norm was multiplied into the conv before; ours then does nothing but add the bias.
         zeros = torch.zeros(weight.shape[0])
         made["norm.weight"] = zeros + 1, ""
-        made["norm.bias"] = (bias, inputs[2]) if bias is not None else (zeros, "")
+        made["norm.bias"] = (zeros, "") if bias is None else bias
+        made |= {f"norm.{leaf}": (zeros + value, "") for leaf, value in NEUTRAL.items()}
     else:
         parts = ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var")
-        made |= {part: (graph.consts[key], key) for part, key in zip(parts, conv.norm.input[1:], strict=True)}
+        made |= {part: graph.weight(key) for part, key in zip(parts, conv.norm.input[1:], strict=True)}
         variance, key = made["norm.running_var"]
         made["norm.running_var"] = variance + (_attributes(conv.norm).get("epsilon", EPS) - EPS), key
         if bias is not None:
-            made["bias"] = bias, inputs[2]
+            made["bias"] = bias
     for part, (value, origin) in made.items():
         found[f"{name}.{part}"], origins[f"{name}.{part}"] = value, origin
 
@@ -169,5 +210,6 @@ ONNX = Source(
     title="ONNX",
     marks=(r"(?!)",),  # known by its file, not by names
     rules={r".*": "{0}"},
+    norm="BN",
     prepare=_prepare,
 )

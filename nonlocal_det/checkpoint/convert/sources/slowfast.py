@@ -31,7 +31,11 @@ SLOWFAST = Source(
     # The pool has no weights; SlowFast's own configs have one.
     pool=("input", "none"),
     scale={"embedded_gaussian": (True,)},
+    block_norms={"bn": "BN", "norm": "BN"},
+    followed={"conv_out": ("bn", "norm")},
+    norm="BN",
     pixels=KINETICS_PIXELS,
     stride_in_1x1=False,
-    notes=("the stride of a stage is taken to be in the 3x3 conv (SlowFast's STRIDE_1X1 False)",),
+    unpadded_pool=False,
+    net_notes=("the stride of a stage is taken to be in the 3x3 conv (SlowFast's STRIDE_1X1 False)",),
 )

@@ -22,4 +22,5 @@ TORCHVISION = Source(
     skips={r"fc\.(weight|bias)": "ImageNet's classifier"},
     pixels=TORCHVISION_PIXELS,
     stride_in_1x1=False,
+    unpadded_pool=False,
 )
