@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from detectron2.engine import HookBase, hooks
+from detectron2.utils import comm
+from detectron2.utils.events import EventWriter
 
+from nonlocal_det.engine.curves import draw_curves
 from nonlocal_det.engine.preemption import Preempted
 
-__all__ = ["BestCheckpointer", "EvalHook", "PeriodicCheckpointer", "PreciseBN"]
+__all__ = [
+    "BestCheckpointer",
+    "CurveDrawer",
+    "EarlyStopping",
+    "EvalHook",
+    "PeriodicCheckpointer",
+    "PeriodicWriter",
+    "PreciseBN",
+]
+
+logger = logging.getLogger(__name__)
 
 
 class PeriodicCheckpointer(HookBase):
@@ -49,38 +65,84 @@ class EvalHook(hooks.EvalHook):
     costs no training. A run that goes on from such a checkpoint therefore starts with the evaluation.
     """
 
+    _evaluated: int | None = None  # the iteration of the last evaluation
+
+    def _do_eval(self) -> None:
+        super()._do_eval()
+        self._evaluated = self.trainer.storage.iter
+
     def before_train(self) -> None:
         """Evaluate, if the run goes on from an iteration that ends with an evaluation."""
-        if _owes_evaluation(self.trainer, self._period):
-            start = self.trainer.start_iter
+        start = self.trainer.start_iter
+        due = self._period > 0 and 0 < start < self.trainer.max_iter and start % self._period == 0
+        if due and self._evaluated != start - 1:
             self.trainer.storage.iter = start - 1  # under which it would have been recorded
             self._do_eval()
             self.trainer.storage.iter = start
 
     def after_train(self) -> None:
-        """Evaluate after the last iteration, unless the run is stopped there."""
-        if not self.trainer.left:
+        """Evaluate after the last iteration, unless the run is stopped there or has been evaluated."""
+        if not (self.trainer.left or (self.trainer.stopped_early and self._period > 0)):
             super().after_train()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the iteration of the last evaluation."""
+        return {} if self._evaluated is None else {"evaluated": self._evaluated}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore it.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+        """
+        self._evaluated = state_dict["evaluated"]
 
 
 class BestCheckpointer(hooks.BestCheckpointer):
-    """Keeps the best checkpoint as Detectron2's does, and remembers its score when the run is resumed."""
+    """Keeps the best checkpoint as Detectron2's does, and remembers its score when the run is resumed.
+
+    Attributes:
+        best_metric: the best score; None before the first.
+        best_iter: its iteration.
+        since_best: number of evaluations since then, none of which was better.
+    """
+
+    since_best = 0
+
+    @property
+    def metric(self) -> str:
+        """Name of the score."""
+        return self._val_metric
 
     def before_train(self) -> None:
-        """Compare the evaluation that a stopped run still owed."""
-        if _owes_evaluation(self.trainer, self._period):
+        """Compare an evaluation that was made up for before training goes on."""
+        if self._val_metric in self.trainer.storage.latest():
             self._best_checking()
 
     def after_train(self) -> None:
         """Compare the last evaluation, unless the run is stopped before it."""
-        if not self.trainer.left:
+        if not (self.trainer.left or self.trainer.stopped_early):
             super().after_train()
 
+    def _best_checking(self) -> None:
+        before = self.best_iter
+        super()._best_checking()
+        score, _ = self.trainer.storage.latest().get(self._val_metric, (math.nan, 0))
+        if self.best_iter != before:
+            self.since_best = 0
+        elif math.isfinite(score):
+            self.since_best += 1
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the best score, and its iteration."""
+        """Return the best score, its iteration, and the number of evaluations since."""
         if self.best_metric is None:
             return {}
-        return {"metric": self._val_metric, "best_metric": self.best_metric, "best_iter": self.best_iter}
+        return {
+            "metric": self._val_metric,
+            "best_metric": self.best_metric,
+            "best_iter": self.best_iter,
+            "since_best": self.since_best,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the best score.
@@ -90,6 +152,108 @@ class BestCheckpointer(hooks.BestCheckpointer):
         """
         if state_dict["metric"] == self._val_metric:
             self.best_metric, self.best_iter = state_dict["best_metric"], state_dict["best_iter"]
+            self.since_best = state_dict.get("since_best", 0)
+
+
+class EarlyStopping(HookBase):
+    """Ends training in all processes when the best score has not been beaten for some evaluations.
+
+    It comes after the hooks that evaluate and compare. A run that it has ended ends again at once when it is
+    resumed, unless the patience has been changed.
+
+    Args:
+        period: number of iterations between evaluations.
+        patience: number of evaluations, 1 or more.
+        best: the hook that compares the scores, in the main process; None in the others.
+    """
+
+    def __init__(self, period: int, patience: int, best: BestCheckpointer | None) -> None:
+        self._period = period
+        self._patience = patience
+        self._best = best
+        self._warned = False
+
+    def before_train(self) -> None:
+        """Look at what is remembered of a run that is resumed, unless it has reached its end."""
+        if self.trainer.start_iter < self.trainer.max_iter:
+            self._look(self.trainer.start_iter)
+
+    def after_step(self) -> None:
+        """Look after an evaluation."""
+        done = self.trainer.iter + 1
+        if done % self._period == 0 and done != self.trainer.max_iter:
+            self._look(done)
+            if self._best is not None and self._best.best_metric is None and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "SOLVER.EARLY_STOP_PATIENCE is %d: no effect so far, as there is no %s",
+                    *(self._patience, self._best.metric),
+                )
+
+    def _look(self, done: int) -> None:
+        reason = ""
+        if self._best is not None and self._best.since_best >= self._patience:
+            reason = (
+                f"Training was stopped early after {done} of {self.trainer.max_iter} iterations: the best "
+                f"{self._best.metric}, {self._best.best_metric:.2f} after {self._best.best_iter + 1}, was "
+                f"not beaten by the {self._best.since_best} evaluations since (SOLVER.EARLY_STOP_PATIENCE is "
+                f"{self._patience}; with more, or 0, --resume trains on)"
+            )
+        self.trainer.stopped_early = comm.all_gather(reason)[0]
+
+
+class PeriodicWriter(hooks.PeriodicWriter):
+    """Writes as Detectron2's does, and also after every evaluation: writers see the last one alone.
+
+    Args:
+        writers: the writers.
+        eval_period: number of iterations between evaluations; 0 for none.
+    """
+
+    def __init__(self, writers: Sequence[EventWriter], eval_period: int) -> None:
+        super().__init__(writers)
+        self._eval_period = eval_period
+
+    def before_train(self) -> None:
+        """Write an evaluation that was made up for before training goes on."""
+        storage = self.trainer.storage
+        if storage.latest():
+            storage.iter -= 1
+            self._write()
+            storage.iter += 1
+
+    def after_step(self) -> None:
+        """Write, if it is time to."""
+        if self._eval_period > 0 and (self.trainer.iter + 1) % self._eval_period == 0:
+            self._write()
+        else:
+            super().after_step()
+
+    def _write(self) -> None:
+        for writer in self._writers:
+            writer.write()
+
+
+class CurveDrawer(HookBase):
+    """Draws the metrics of the whole run when it has ended; it comes after their writer.
+
+    Args:
+        folder: where ``metrics.json`` is, and ``curves.png`` goes.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def after_train(self) -> None:
+        """Draw, unless training goes on another time. A drawing that fails is no fault of the run."""
+        if self.trainer.left or self.trainer.iter < self.trainer.max_iter:
+            return
+        source, target = (os.path.join(self._folder, name) for name in ("metrics.json", "curves.png"))
+        try:
+            draw_curves(source, target)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            logger.warning("%s cannot be drawn (%s: %s)", target, type(error).__name__, reason)
 
 
 class PreciseBN(hooks.PreciseBN):
@@ -101,8 +265,3 @@ class PreciseBN(hooks.PreciseBN):
             self._data_loader.load_state_dict(self.trainer.data_loader.state_dict())
             self._data_iter = None
         super().update_stats()
-
-
-def _owes_evaluation(trainer: Any, period: int) -> bool:
-    start = trainer.start_iter
-    return period > 0 and 0 < start < trainer.max_iter and start % period == 0

@@ -22,9 +22,10 @@ from detectron2.engine import (
     create_ddp_model,
 )
 from detectron2.engine import hooks as upstream
-from detectron2.evaluation import DatasetEvaluator
+from detectron2.evaluation import DatasetEvaluator, verify_results
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.utils import comm
+from detectron2.utils.events import CommonMetricPrinter, EventWriter
 from detectron2.utils.logger import setup_logger
 from fvcore.common.history_buffer import HistoryBuffer
 from fvcore.nn.precise_bn import get_bn_modules
@@ -39,6 +40,8 @@ from nonlocal_det.engine import hooks
 from nonlocal_det.engine.checks import check_training
 from nonlocal_det.engine.nonfinite import LossGuard, NonFiniteLossError
 from nonlocal_det.engine.preemption import stop_request
+from nonlocal_det.engine.printer import TrainingPrinter
+from nonlocal_det.engine.validation import ValidationLoss
 from nonlocal_det.evaluation import COCOEvaluator
 
 __all__ = ["Trainer"]
@@ -83,6 +86,7 @@ class Trainer(DefaultTrainer):
         self.cfg = cfg = self.auto_scale_workers(cfg, processes)
         self.stopping = False  # whether a process was asked to stop after this iteration
         self.left = False  # whether training was left before its end
+        self.stopped_early = ""  # why it ends before SOLVER.MAX_ITER (SOLVER.EARLY_STOP_PATIENCE)
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
 
@@ -105,6 +109,7 @@ class Trainer(DefaultTrainer):
             trainer=weakref.proxy(self),
         )
         self._guard = LossGuard(model, cfg.OUTPUT_DIR, cfg.SOLVER.SKIP_NONFINITE_STEPS)
+        self._validation_loss = ValidationLoss(cfg) if cfg.TEST.VAL_LOSS else None
         self.register_hooks(self.build_hooks())
 
     def resume_or_load(self, resume: bool = True) -> None:
@@ -175,7 +180,13 @@ class Trainer(DefaultTrainer):
         finally:
             if isinstance(self.data_loader, TrainLoader):
                 self.data_loader.close()
-        raise error
+        if error is not None:
+            raise error
+        results = getattr(self, "_last_eval_results", None)
+        if results and self.cfg.TEST.EXPECTED_RESULTS and comm.is_main_process():
+            verify_results(self.cfg, results)
+            return results
+        return None
 
     def leave(self, error: Exception) -> NoReturn:
         """Leave training for a reason that is no fault of the program: without a traceback in the log.
@@ -185,6 +196,18 @@ class Trainer(DefaultTrainer):
         """
         self.left = True
         raise _Leave(error)
+
+    def _stop_early(self) -> NoReturn:
+        """Make the iteration that is done the last one of the run."""
+        self.max_iter = self.iter + 1
+        loaded = self.checkpointer.report.path if self.checkpointer.report else ""
+        if self.iter >= self.start_iter or os.path.basename(loaded) != "model_final.pth":
+            try:
+                self.save("model_final")
+            except CheckpointError as error:
+                self.leave(error)
+        logger.info("%s", self.stopped_early)
+        raise _Leave(None)
 
     def save(self, name: str) -> None:
         """Save a checkpoint to go on from. All processes must call this; the main one writes.
@@ -204,6 +227,9 @@ class Trainer(DefaultTrainer):
         if self._resumed_states is not None:
             set_random_states(self._resumed_states)
             self._resumed_states = None
+        if self.stopped_early:
+            self.iter = self.start_iter - 1
+            self._stop_early()
 
     def run_step(self) -> None:
         """Do one step, or skip it in all processes if a loss of one is not finite."""
@@ -222,13 +248,16 @@ class Trainer(DefaultTrainer):
         try:
             if loader:
                 loader.count_bad(image for _, images in said for image in images)
+                self.storage.put_scalar("epoch", loader.epoch, smoothing_hint=False)
             super().after_step()
+            if self.stopped_early:
+                self._stop_early()
         except (BadDataError, CheckpointError) as error:
             self.leave(error)
 
     def after_train(self) -> None:
         """Let the hooks finish; a run that was finished before counts no iteration more."""
-        self.iter = min(self.iter, self.max_iter)
+        self.iter = self.max_iter if self.stopped_early else min(self.iter, self.max_iter)
         try:
             super().after_train()
         except OSError:
@@ -286,8 +315,8 @@ class Trainer(DefaultTrainer):
     def build_hooks(self) -> list[HookBase | None]:
         """Return the hooks, in the order in which they run: those of Detectron2, in forms that can resume.
 
-        Evaluation comes after the checkpoint, so that one which fails costs no training, and the writer last,
-        since it closes its files at the end of training.
+        Evaluation comes after the checkpoint, so that one which fails costs no training, and the writer after
+        all that measure, since it closes its files at the end of training.
         """
         cfg, found = self.cfg, [upstream.IterationTimer(), upstream.LRScheduler()]
         if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(self.model):
@@ -300,24 +329,43 @@ class Trainer(DefaultTrainer):
             )
         found.append(hooks.PeriodicCheckpointer(cfg.SOLVER.CHECKPOINT_PERIOD))
         found.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, self._evaluate))
+        best = None
         if cfg.DATASETS.TEST and comm.is_main_process():
             trainer = self.checkpointer.checkpointables["trainer"]
             keeper = _BestKeeper(self.checkpointer.model, cfg.OUTPUT_DIR, trainer=trainer)
             keeper.index = self.checkpointer.index
-            found.append(hooks.BestCheckpointer(cfg.TEST.EVAL_PERIOD, keeper, _best_metric(cfg)))
+            best = hooks.BestCheckpointer(cfg.TEST.EVAL_PERIOD, keeper, _best_metric(cfg))
+            found.append(best)
+        if cfg.SOLVER.EARLY_STOP_PATIENCE:
+            found.append(hooks.EarlyStopping(cfg.TEST.EVAL_PERIOD, cfg.SOLVER.EARLY_STOP_PATIENCE, best))
         if cfg.TEST.AUG.ENABLED:
             found.append(hooks.EvalHook(0, lambda: self.test_with_tta(self.cfg, self.model)))
         if comm.is_main_process():
-            found.append(upstream.PeriodicWriter(self.build_writers()))
+            found.append(hooks.PeriodicWriter(self.build_writers(), cfg.TEST.EVAL_PERIOD))
+            found.append(hooks.CurveDrawer(cfg.OUTPUT_DIR))
         return found
 
-    def _evaluate(self) -> OrderedDict[str, Any]:
+    def build_writers(self) -> list[EventWriter]:
+        """Return Detectron2's writers, of which the one for the log also has the epoch."""
+        return [
+            TrainingPrinter(self.max_iter) if type(writer) is CommonMetricPrinter else writer
+            for writer in super().build_writers()
+        ]
+
+    def _evaluate(self) -> dict[str, Any]:
         if comm.get_world_size() > 1:
             # Batch norms keep statistics of their own in each process. Those that are saved are evaluated.
             for buffer in self.checkpointer.model.buffers():
                 distributed.broadcast(buffer, 0)
         self._last_eval_results = self.test(self.cfg, self.model)
-        return self._last_eval_results
+        if self._validation_loss is None:
+            return self._last_eval_results
+        losses = {}
+        for dataset, found in self._validation_loss(self.checkpointer.model).items():
+            named = {f"{_prefix(self.cfg, dataset)}val/{key}": value for key, value in found.items()}
+            logger.info("%s", "  ".join(f"{key}: {value:.4g}" for key, value in named.items()))
+            losses.update(named)
+        return {**self._last_eval_results, **losses}
 
     @classmethod
     def test(
@@ -431,9 +479,9 @@ class Trainer(DefaultTrainer):
 
 
 class _Leave(BaseException):
-    """Passes Detectron2's training loop, which logs every Exception."""
+    """Passes Detectron2's training loop, which logs every Exception; without an error the run is finished."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception | None) -> None:
         super().__init__(error)
         self.error = error
 
@@ -467,6 +515,9 @@ def _tasks(cfg: CfgNode) -> tuple[str, ...]:
 
 def _best_metric(cfg: CfgNode) -> str:
     task = next(task for task in ("segm", "keypoints", "bbox") if task in _tasks(cfg))
+    return f"{_prefix(cfg, cfg.DATASETS.TEST[0])}{task}/AP"
+
+
+def _prefix(cfg: CfgNode, dataset: str) -> str:
     # With one data set, Detectron2 leaves its name out of the metrics.
-    prefix = f"{cfg.DATASETS.TEST[0]}/" if len(cfg.DATASETS.TEST) > 1 else ""
-    return f"{prefix}{task}/AP"
+    return f"{dataset}/" if len(cfg.DATASETS.TEST) > 1 else ""

@@ -84,7 +84,7 @@ def test_train_evaluate_resume(arguments, tmp_path, capsys):
     text = capsys.readouterr().out
     assert "Starting training from iteration 3" in text
     assert "will overwrite" not in text
-    assert [line["iteration"] for line in metrics(output) if "total_loss" in line] == [2, 4]
+    assert [line["iteration"] for line in metrics(output) if "total_loss" in line] == [1, 2, 4]
     state = torch.load(output / "model_final.pth", weights_only=True)
     assert state["iteration"] == 4
     assert any("momentum_buffer" in x for x in state["trainer"]["_trainer"]["optimizer"]["state"].values())
