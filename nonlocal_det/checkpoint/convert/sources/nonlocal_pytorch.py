@@ -18,7 +18,7 @@ def _prepare(
     """Number the residual blocks of a stage again where non-local blocks were put between them."""
     members = {name: match for name in tensors if (match := _MEMBER.fullmatch(name))}
     inserted = {
-        (m["layer"], int(m["i"])) for m in members.values() if re.match(r"g\.(0\.)?weight$", m["rest"])
+        (m["layer"], int(m["i"])) for m in members.values() if re.match(r"g\.(0\.)?(weight|bias)$", m["rest"])
     }
     renamed = {}
     for name in tensors:
@@ -36,7 +36,7 @@ def _prepare(
 NONLOCAL_PYTORCH = Source(
     name="nonlocal_pytorch",
     title="Non-local_pytorch",
-    marks=(r"(^|\.)g\.(0\.)?weight$", r"(^|\.)W\.(0\.)?weight$"),
+    marks=(r"(^|\.)g\.(0\.)?(weight|bias)$", r"(^|\.)W\.(0\.)?(weight|bias)$"),
     rules=RESNET_RULES,
     modules={
         "theta": "theta",
