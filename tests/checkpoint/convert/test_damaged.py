@@ -158,7 +158,7 @@ def test_other_precisions_are_read(convert, generator, dtype):
     found = convert(whole, config=R50)
     expected = convert({name: value.float() for name, value in whole.items()}, config=R50)
     for name, value in expected.tensors.items():
-        assert value.dtype == torch.float32
+        assert value.dtype in (torch.float32, torch.int64)  # int64: counters
         assert torch.equal(found.tensors[name], value)
 
 
