@@ -194,6 +194,59 @@ def test_blocks_that_do_not_agree(run, tmp_path):
     check({"model": [1]}, "in.pth")
 
 
+def damaged(kind):
+    """A SlowFast block with one thing wrong."""
+    tensors = {}
+    for part in ("g", "theta", "phi", "out"):
+        shape = (C, INNER) if part == "out" else (INNER, C)
+        tensors[f"nl.conv_{part}.weight"] = torch.randn(*shape, 1, 1, 1)
+        tensors[f"nl.conv_{part}.bias"] = torch.randn(shape[0])
+    for leaf in ("weight", "bias", "running_mean", "running_var"):
+        tensors[f"nl.bn.{leaf}"] = torch.ones(C)
+    if kind in ("nl.bn.running_mean", "nl.conv_phi.bias", "nl.conv_theta.weight"):
+        del tensors[kind]
+    elif kind == "int8":
+        tensors["nl.conv_g.weight"] = tensors["nl.conv_g.weight"].to(torch.int8)
+    elif kind == "NaN":
+        tensors["nl.conv_g.weight"][3] = torch.nan
+    elif kind == "swapped":
+        tensors["nl.conv_g.weight"] = tensors["nl.conv_g.weight"].transpose(0, 1)
+    elif kind == "twice":
+        tensors["nl.norm.weight"] = torch.ones(C)
+    return tensors
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("whole", None),
+        ("nl.bn.running_mean", "w_z.norm.running_mean: not in the file"),
+        ("nl.conv_phi.bias", "phi.bias: not in the file"),
+        ("nl.conv_theta.weight", "theta.weight: not in the file"),
+        ("int8", "nl.conv_g.weight holds numbers of int8"),
+        ("NaN", "nl.conv_g.weight holds NaN"),
+        ("swapped", "has 32 channels and 64 inside"),
+        ("twice", "both nl.bn.weight and nl.norm.weight would become w_z.norm.weight"),
+    ],
+)
+def test_a_damaged_file_ends_in_one_line_and_no_output(run, tmp_path, suffix, kind, message):
+    tensors = {name: value.contiguous() for name, value in damaged(kind).items()}
+    path = tmp_path / f"in{suffix}"
+    if suffix == ".pth":
+        torch.save({"model_state": tensors}, path)
+    else:
+        pytest.importorskip("safetensors.torch").save_file(tensors, path)
+    result = run(path, out=f"out{suffix}")
+    if message is None:
+        assert (result[0], result[2]) == (0, "")
+        assert "  (not in the file) 1 filled in: counter" in result[1]
+        assert sorted(each.name for each in tmp_path.iterdir()) == [path.name, f"out{suffix}", "out.yaml"]
+    else:
+        assert refused(result, path.name, message)
+        assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_file_that_is_not_a_checkpoint(run, tmp_path):
     for content in (b"", b"\x89PNG\r\n\x1a\n", b"PK\x03\x04 not a zip"):
         (tmp_path / "in.pth").write_bytes(content)

@@ -144,3 +144,68 @@ def test_another_width_is_named(convert, generator, tmp_path):
     opts = ["MODEL.RESNETS.WIDTH_PER_GROUP", 2 * WIDTH, "MODEL.RESNETS.STEM_OUT_CHANNELS", 2 * STEM]
     with pytest.raises(CheckpointError, match=f"STEM_OUT_CHANNELS {STEM}.*WIDTH_PER_GROUP {WIDTH}"):
         convert(path, *opts, config=R50)
+
+
+def change(path, change_node):
+    """Save the network again with its nodes changed; ``change_node`` returns what stands for a node."""
+    model = onnx.load(path)
+    nodes = [changed for node in model.graph.node for changed in change_node(node, model.graph)]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        ("no relu", "has its ReLUs not where a ResNet has them"),
+        ("computed bias", "is computed, not stored"),
+        ("no stride", "res3.0 of the ONNX network has strides"),
+        ("NaN", "holds NaN"),
+        ("int8", "holds numbers of int8"),
+    ],
+)
+def test_networks_that_look_like_a_resnet(convert, generator, tmp_path, kind, match):
+    path = build(PLAIN, PLAIN.random(generator), tmp_path / "net.onnx", fold=True)
+    count = {"Relu": 0, "Conv": 0}
+
+    def broken(node, graph):
+        count[node.op_type] = count.get(node.op_type, 0) + 1
+        if kind == "no relu" and (node.op_type, count["Relu"]) == ("Relu", 3):
+            node.op_type = "Identity"
+        if node.op_type == "Conv" and count["Conv"] == 3:
+            if kind == "computed bias":
+                made = onnx.helper.make_node("Neg", [node.input[2]], ["made"])
+                node.input[2] = "made"
+                return [made, node]
+            stored = next(tensor for tensor in graph.initializer if tensor.name == node.input[1])
+            if kind in ("NaN", "int8"):
+                value = torch.from_numpy(onnx.numpy_helper.to_array(stored).copy())
+                value = value * torch.nan if kind == "NaN" else value.to(torch.int8)
+                stored.CopyFrom(onnx.numpy_helper.from_array(value.numpy(), stored.name))
+        for attribute in node.attribute if kind == "no stride" else ():
+            if attribute.name == "strides" and node.op_type == "Conv" and count["Conv"] > 1:
+                attribute.ints[:] = [1, 1]
+        return [node]
+
+    change(path, broken)
+    with pytest.raises(CheckpointError, match=match):
+        convert(path, config=R50)
+
+
+def test_weights_behind_an_identity_and_in_half_precision(convert, generator, assert_same, tmp_path):
+    tensors = PLAIN.random(generator)
+    path = build(PLAIN, tensors, tmp_path / "net.onnx", fold=True)
+    model = onnx.load(path)
+    conv = next(node for node in model.graph.node if node.op_type == "Conv")
+    conv.input[1], name = "same", conv.input[1]
+    model.graph.node.insert(0, onnx.helper.make_node("Identity", [name], ["same"]))
+    onnx.save(model, path)
+    x = images(generator)
+    check(assert_same, convert(path, config=R50).backbone(), x, PLAIN.forward(tensors, x))
+    for stored in model.graph.initializer:
+        value = onnx.numpy_helper.to_array(stored)
+        stored.CopyFrom(onnx.numpy_helper.from_array(value.astype("float16"), stored.name))
+    onnx.save(model, path)
+    for value in convert(path, config=R50).tensors.values():
+        assert value.dtype == torch.float32

@@ -9,7 +9,7 @@ _BLOCK = r"s(?P<stage>[2-5])\.pathway0_res(?P<i>\d+)\."
 SLOWFAST = Source(
     name="slowfast",
     title="SlowFast",
-    marks=(r"(^|\.)conv_theta\.weight$|^s2\.pathway0_res0\.branch2\.a\.weight$",),
+    marks=(r"(^|\.)conv_theta\.(weight|bias)$|^s2\.pathway0_res0\.branch2\.a\.weight$",),
     rules={
         r"s1\.pathway0_stem\.conv\.(?P<leaf>weight|bias)": "stem.conv1.{leaf}",
         r"s1\.pathway0_stem\.bn\.(?P<leaf>\w+)": "stem.conv1.norm.{leaf}",
