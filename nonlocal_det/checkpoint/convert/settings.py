@@ -64,6 +64,12 @@ def decide_settings(
     _set_pixels(chosen, cfg, draft)
     if draft.stride_in_1x1 is not None:
         chosen.set("MODEL.RESNETS.STRIDE_IN_1X1", draft.stride_in_1x1, "where the net has its strides")
+    elif "res3.0.conv3.weight" in inside_backbone(draft):
+        chosen.notes.append(
+            "the file does not say where the net has its strides, nor whether its stem's max pool is padded; "
+            f"the config's are kept: MODEL.RESNETS.STRIDE_IN_1X1 {cfg.MODEL.RESNETS.STRIDE_IN_1X1}, backbone "
+            f"{_backbone_name(cfg)[1]}"
+        )
     _set_norm(chosen, cfg, draft)
     _set_placement(chosen, cfg, draft)
     _set_block_options(chosen, draft)
@@ -218,6 +224,12 @@ def _set_placement(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
         found.setdefault(part, []).append(int(position))
     every = sorted(found.pop("keypoint_head", ()))
     if every:
+        convs = len(cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS)
+        if every != list(range(every[0], convs + 1, every[0])):
+            raise CheckpointError(
+                f"the head's blocks are after the convs {every} of {convs}; ours are after every k of them "
+                "(MODEL.NONLOCAL.KEYPOINT_HEAD k), so one is missing or has another place"
+            )
         chosen.set("MODEL.NONLOCAL.KEYPOINT_HEAD", every[0], why)
         chosen.set("MODEL.ROI_KEYPOINT_HEAD.NAME", KEYPOINT_HEAD, why)
     if not found:
@@ -282,9 +294,14 @@ def _block_options(
     return pairwise, norms, reduction
 
 
+def _backbone_name(cfg: CfgNode) -> tuple[str, str]:
+    """Return the key of the builder that makes the ResNet, and its value."""
+    key = "MODEL.NONLOCAL.BACKBONE" if cfg.MODEL.BACKBONE.NAME == WRAPPER else "MODEL.BACKBONE.NAME"
+    return key, get_value(cfg, key)
+
+
 def _set_stem(chosen: _Choices, cfg: CfgNode, draft: Draft, unpadded_pool: bool) -> None:
-    inner = "MODEL.NONLOCAL.BACKBONE" if cfg.MODEL.BACKBONE.NAME == WRAPPER else "MODEL.BACKBONE.NAME"
-    name = get_value(cfg, inner)
+    inner, name = _backbone_name(cfg)
     if "MODEL.BACKBONE.NAME" in chosen.settings:
         inner = "MODEL.NONLOCAL.BACKBONE"  # the wrapper takes its name
     if unpadded_pool and draft.unpadded_pool is False:

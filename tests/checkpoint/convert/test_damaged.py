@@ -374,6 +374,15 @@ def test_nothing_is_left(convert, generator):
     refused(convert, TORCHVISION.random(generator), "nothing of the file is left", skip=".")
 
 
+def test_a_head_that_lost_a_block(convert):
+    """Of blocks after every second of six convs the middle one."""
+    config = "COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x_nl_head_backbone.yaml"
+    opts = ["MODEL.RESNETS.DEPTH", 50, "MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS", (8,) * 6]
+    state = build_model(get_config(config, [*SMALL, *opts])).state_dict()
+    left = {name: value for name, value in state.items() if "keypoint_head.non_local_4" not in name}
+    refused(convert, left, r"after the convs \[2, 6\] of 6", *opts, config=config)
+
+
 # Two tensors for one name.
 
 
