@@ -8,7 +8,7 @@ ARGS ?=
 RUN = .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow lint format demo
+.PHONY: help setup test test-slow test-gpu lint format demo
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,10 @@ test: setup ## Run the tests, but for those marked slow
 
 test-slow: setup ## Run the tests that are marked slow
 	$(RUN) -m pytest -m slow $(ARGS)
+
+test-gpu: setup ## Run the tests that need a GPU, and measure what blocks cost on it
+	$(RUN) -m pytest -m gpu $(ARGS)
+	$(RUN) -m nonlocal_det.tools.benchmark --device cuda
 
 lint: setup ## Check style and format
 	$(RUN) -m ruff check .
