@@ -32,32 +32,49 @@ class _Split:
     seed: int
 
 
+# As in nonlocal_det.data.context, which is imported when it is needed (see _build).
+CONTEXT_CLASSES = ("red", "blue")
+
 _PEOPLE = {
     "nonlocal_people_train": _Split(count=600, size=256, seed=0),
     "nonlocal_people_val": _Split(count=100, size=256, seed=1),
 }
+_CONTEXT = {
+    "nonlocal_context_train": _Split(count=600, size=192, seed=0),
+    "nonlocal_context_val": _Split(count=100, size=192, seed=1),
+}
 
 
 def register_builtin_datasets() -> None:
-    """Register ``nonlocal_people_train`` and ``nonlocal_people_val``, if that has not been done.
+    """Register ``nonlocal_{people,context}_{train,val}``, if that has not been done.
 
     Nothing is drawn here. The pictures are made on first use: when the data set is loaded, or when
     ``json_file`` or ``image_root`` is read from its metadata (an evaluator may be built before anything is
     loaded).
     """
     for name in _PEOPLE:
-        if name not in DatasetCatalog:
-            DatasetCatalog.register(name, partial(_load, name))
-        if not isinstance(MetadataCatalog.get(name), _BuiltinMetadata):
-            MetadataCatalog[name] = _BuiltinMetadata(
-                name=name,
-                evaluator_type="coco",
-                thing_classes=["person"],
-                thing_dataset_id_to_contiguous_id={1: 0},
-                keypoint_names=COCO_PERSON_KEYPOINT_NAMES,
-                keypoint_flip_map=COCO_PERSON_KEYPOINT_FLIP_MAP,
-                keypoint_connection_rules=KEYPOINT_CONNECTION_RULES,
-            )
+        _register(
+            name,
+            thing_classes=["person"],
+            keypoint_names=COCO_PERSON_KEYPOINT_NAMES,
+            keypoint_flip_map=COCO_PERSON_KEYPOINT_FLIP_MAP,
+            keypoint_connection_rules=KEYPOINT_CONNECTION_RULES,
+        )
+    for name in _CONTEXT:
+        _register(name, thing_classes=list(CONTEXT_CLASSES))
+
+
+def _register(name: str, *, thing_classes: list[str], **metadata: Any) -> None:
+    if name not in DatasetCatalog:
+        DatasetCatalog.register(name, partial(_load, name))
+    if not isinstance(MetadataCatalog.get(name), _BuiltinMetadata):
+        MetadataCatalog[name] = _BuiltinMetadata(
+            name=name,
+            evaluator_type="coco",
+            thing_classes=thing_classes,
+            thing_dataset_id_to_contiguous_id={number + 1: number for number in range(len(thing_classes))},
+            **metadata,
+        )
 
 
 class _BuiltinMetadata(Metadata):
@@ -79,7 +96,7 @@ def _load(name: str) -> list[dict[str, Any]]:
 
 def _directory(name: str) -> Path:
     """Return the folder of a data set, made where it is missing."""
-    split = _PEOPLE[name]
+    split = {**_PEOPLE, **_CONTEXT}[name]
     parameters = json.dumps({**asdict(split), "version": DRAWING_VERSION}, sort_keys=True)
     digest = hashlib.sha256(parameters.encode()).hexdigest()[:12]
     return cached_directory(f"{name}-{digest}", partial(_build, name, split))
@@ -87,6 +104,8 @@ def _directory(name: str) -> Path:
 
 def _build(name: str, split: _Split, directory: Path) -> None:
     # Imported here so that `python -m nonlocal_det.data.people` does not find the module imported already.
+    from nonlocal_det.data.context import write_context
     from nonlocal_det.data.people import write_people
 
-    write_people(directory, **asdict(split), label=name)
+    write = write_people if name in _PEOPLE else write_context
+    write(directory, **asdict(split), label=name)

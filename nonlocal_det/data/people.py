@@ -11,20 +11,18 @@ Write a set of your own with ``python -m nonlocal_det.data.people --output DIR -
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from detectron2.data.datasets.builtin_meta import (
     COCO_PERSON_KEYPOINT_NAMES,
     KEYPOINT_CONNECTION_RULES,
 )
-from tqdm import tqdm
 
 from nonlocal_det.data.coco_writer import mask_box, mask_to_polygons, write_coco
 from nonlocal_det.data.drawing import (
@@ -45,6 +43,7 @@ from nonlocal_det.data.drawing import (
     shade,
     textured_background,
 )
+from nonlocal_det.data.scenes import check_numbers, draw_scenes, scene_command
 
 MIN_SIZE = 128
 """Smallest side of a picture in pixels: figures whose parts can be told apart need this room."""
@@ -520,16 +519,10 @@ def write_people(directory: Path, *, count: int, size: int, seed: int, label: st
         ValueError: A number is out of range.
         OSError: Something could not be written.
     """
-    if count < 1:
-        raise ValueError(f"count is {count}: give the number of pictures, 1 or more")
-    if not MIN_SIZE <= size <= MAX_SIZE:
-        raise ValueError(f"size is {size}: give the side of the pictures in pixels, {MIN_SIZE} to {MAX_SIZE}")
-    if seed < 0:
-        raise ValueError(f"seed is {seed}: give an integer that is 0 or more")
+    check_numbers(count=count, size=size, seed=seed, sizes=(MIN_SIZE, MAX_SIZE))
 
-    def draw_all() -> Iterator[tuple[np.ndarray, list[dict[str, Any]]]]:
-        for index in tqdm(range(count), desc=label, unit="picture", file=sys.stderr, mininterval=0.5):
-            yield draw_people(size, make_rng(seed, index, 0), make_rng(seed, index, 1))
+    def draw(index: int) -> tuple[np.ndarray, list[dict[str, Any]]]:
+        return draw_people(size, make_rng(seed, index, 0), make_rng(seed, index, 1))
 
     names = list(COCO_PERSON_KEYPOINT_NAMES)
     person = {
@@ -544,14 +537,7 @@ def write_people(directory: Path, *, count: int, size: int, seed: int, label: st
         "version": str(DRAWING_VERSION),
         "seed": seed,
     }
-    write_coco(directory, draw_all(), [person], info)
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
+    write_coco(directory, draw_scenes(draw, count, label), [person], info)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -563,31 +549,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0, or 2 after wrong input.
     """
-    parser = _Parser(
+    return scene_command(
+        write_people,
         prog="python -m nonlocal_det.data.people",
         description="Draw scenes of figures and write them as a COCO-format data set: DIR/annotations.json "
         "(boxes, polygons, 17 keypoints) and DIR/images/*.png. The same numbers give the same pictures.",
+        size=256,
+        sizes=(MIN_SIZE, MAX_SIZE),
+        argv=argv,
     )
-    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="new or empty folder")
-    parser.add_argument(
-        "--count", metavar="N", type=int, default=100, help="number of pictures (%(default)s)"
-    )
-    size_help = f"side of a picture in pixels, {MIN_SIZE} to {MAX_SIZE} (%(default)s)"
-    parser.add_argument("--size", metavar="PX", type=int, default=256, help=size_help)
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="0 or more (%(default)s)")
-    args = parser.parse_args(argv)
-
-    output: Path = args.output
-    try:
-        if output.exists() and (not output.is_dir() or any(output.iterdir())):
-            parser.error(f"--output {output} is not an empty folder: give a new or an empty one")
-        write_people(output, count=args.count, size=args.size, seed=args.seed, label=str(output))
-    except ValueError as error:
-        parser.error(f"--{error}")
-    except OSError as error:
-        parser.error(f"--output {output} cannot be written: {error}")
-    print(f"wrote {args.count} pictures to {output}")
-    return 0
 
 
 if __name__ == "__main__":
