@@ -28,6 +28,7 @@ CONFIG_ROOT = next(
 WRAPPER = "build_nonlocal_backbone"
 KEYPOINT_HEAD = "NonLocalKeypointHead"
 STAGES = ("RES2", "RES3", "RES4", "RES5")
+BLOCK = ("non_local", "residual")
 PAIRWISE = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")
 POOL = ("input", "embedding", "none")
 NORM = ("", "BN", "SyncBN", "naiveSyncBN", "GN", "LN")
@@ -76,6 +77,9 @@ def add_nonlocal_config(cfg: CfgNode) -> None:
     node.RES3 = []
     node.RES4 = []
     node.RES5 = []
+    # What is inserted: "non_local" blocks, or ordinary "residual" blocks of the stage's own kind for
+    # comparison. Of the keys below, residual blocks follow NORM alone.
+    node.BLOCK = "non_local"
     # f of Eq. 1: "embedded_gaussian" (Eq. 3), "gaussian" (Eq. 2), "dot_product" (Eq. 4) or
     # "concatenation" (Eq. 5).
     node.PAIRWISE = "embedded_gaussian"
@@ -211,7 +215,14 @@ def check_block_options(cfg: CfgNode) -> None:
             "its gamma starts at 0 and cannot be trained, so the block would be dead for ever; "
             'write "" (no norm, the frozen-BN recipe) or one of ' + _names(NORM[1:]),
         )
-    for key, right in (("PAIRWISE", PAIRWISE), ("POOL", POOL), ("NORM", NORM), ("INIT", INIT)):
+    choices = (
+        ("BLOCK", BLOCK),
+        ("PAIRWISE", PAIRWISE),
+        ("POOL", POOL),
+        ("NORM", NORM),
+        ("INIT", INIT),
+    )
+    for key, right in choices:
         if node[key] not in right:
             raise _error(f"MODEL.NONLOCAL.{key}", node[key], "not known; write one of " + _names(right))
     if node.REDUCTION < 1:
@@ -220,6 +231,8 @@ def check_block_options(cfg: CfgNode) -> None:
         raise _error(
             "MODEL.NONLOCAL.KEYPOINT_HEAD", node.KEYPOINT_HEAD, "must be 0 (none) or more; the paper's is 2"
         )
+    if node.BLOCK == "residual":
+        _check_residual(node)
     for stage in STAGES:
         positions = node[stage] if isinstance(node[stage], (list, tuple)) else [None]
         for position in positions:
@@ -227,6 +240,26 @@ def check_block_options(cfg: CfgNode) -> None:
                 raise _error(
                     f"MODEL.NONLOCAL.{stage}", node[stage], "must be a list of whole numbers, such as [-1]"
                 )
+
+
+def _check_residual(node: CfgNode) -> None:
+    """Refuse options that a residual block does not have."""
+    if node.KEYPOINT_HEAD:
+        raise _error(
+            "MODEL.NONLOCAL.BLOCK",
+            node.BLOCK,
+            "the keypoint head has no residual blocks to take after, and MODEL.NONLOCAL.KEYPOINT_HEAD is "
+            f'{node.KEYPOINT_HEAD}; write "non_local", or 0 there',
+        )
+    for key in ("PAIRWISE", "REDUCTION", "POOL", "SCALE", "INIT"):
+        default = _defaults()[f"MODEL.NONLOCAL.{key}"]
+        if node[key] != default:
+            raise _error(
+                f"MODEL.NONLOCAL.{key}",
+                node[key],
+                f'would be ignored, as MODEL.NONLOCAL.BLOCK is "residual"; leave it at {default!r}, or write '
+                '"non_local" there',
+            )
 
 
 def check_backbone(cfg: CfgNode) -> None:

@@ -31,6 +31,7 @@ def test_defaults_are_the_documented_ones():
         "RES3": [],
         "RES4": [],
         "RES5": [],
+        "BLOCK": "non_local",
         "PAIRWISE": "embedded_gaussian",
         "REDUCTION": 2,
         "POOL": "input",

@@ -16,9 +16,8 @@ from detectron2.utils.file_io import PathManager
 from torch import nn
 
 from nonlocal_det.checkpoint.files import CheckpointIndex, SavedFile, hash_file, write_whole
-from nonlocal_det.checkpoint.report import CheckpointError, LoadReport, compare
+from nonlocal_det.checkpoint.report import CheckpointError, LoadReport, compare, inserted_blocks
 from nonlocal_det.checkpoint.safe import read_checkpoint
-from nonlocal_det.layers import NonLocalBlock
 
 __all__ = ["NonLocalCheckpointer", "compile_allow_missing", "find_weights"]
 
@@ -38,7 +37,7 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         resumable: whether a run may go on from what this checkpointer saves.
         index: the list of the checkpoints in ``save_dir``.
         report: the report of the last file that was loaded; None before.
-        fresh_blocks: names of the model's non-local blocks that no file gave weights to.
+        fresh_blocks: names of the model's inserted blocks that no file gave weights to.
 
     Args:
         model: the model; :class:`DistributedDataParallel` is unwrapped.
@@ -70,9 +69,7 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         self._keep = keep
         self._intact = ""  # the file whose hash was compared last
         self.report: LoadReport | None = None
-        self.fresh_blocks = [
-            name for name, module in self.model.named_modules() if isinstance(module, NonLocalBlock)
-        ]
+        self.fresh_blocks = inserted_blocks(self.model)
         self._allow_missing = compile_allow_missing(allow_missing)
         self._path = ""
 

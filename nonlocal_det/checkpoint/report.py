@@ -10,7 +10,7 @@ from torch import nn
 
 from nonlocal_det.layers import NonLocalBlock
 
-__all__ = ["CheckpointError", "LoadReport", "compare"]
+__all__ = ["CheckpointError", "LoadReport", "compare", "inserted_blocks"]
 
 # Last layers whose shape follows the number of classes or keypoints, with the dimension of their weight
 # that does: 1 for the transposed conv of the keypoint head, 0 elsewhere.
@@ -25,10 +25,12 @@ _PREDICTORS = (
 _USUAL_LEFTOVERS = re.compile(r"(^|\.)(fc|fc1000|pred|linear)\.(weight|bias)$|^stem\.conv1\.bias$")
 _COUNTER = ".num_batches_tracked"
 _STATISTICS = (".running_mean", ".running_var")
-_BLOCK = re.compile(r"^(?P<block>.*?(?:^|\.)non_local_(?P<place>\d+))\.")
+_BLOCK = re.compile(r"^(?P<block>.*?(?:^|\.)(?:non_local|residual)_(?P<place>\d+))\.")
+# What MODEL.NONLOCAL.BLOCK "residual" inserts is of Detectron2's own classes, so its name tells.
+_RESIDUAL_INSERTED = re.compile(r"(^|\.)res[2-5]\.residual_\d+$")
 _RESIDUAL = re.compile(r"^(?P<block>.*?(?:^|\.)(?P<stage>res[2-5])\.(?P<place>\d+))\.")
 
-NEW_BLOCK = "in non-local blocks, which start as an identity"
+NEW_BLOCK = "in inserted blocks, which start as an identity"
 NOT_IN_BACKBONE_FILE = "outside the backbone, as the file holds a backbone alone"
 OTHER_COUNT = "in last layers, whose shape follows the number of classes or keypoints"
 NO_STATISTICS = "batch-norm statistics and counters, which the file does not carry"
@@ -143,12 +145,14 @@ class LoadReport:
                 keys = ["MODEL.NONLOCAL.PAIRWISE and NORM as they were in training"]
                 continue
             place = int(_BLOCK.match(names[0])["place"])
-            stage = re.search(r"(?:^|\.)(res[2-5])\.non_local_\d+$", block)
+            stage = re.search(r"(?:^|\.)(res[2-5])\.(?:non_local|residual)_\d+$", block)
             places.setdefault(stage[1].upper() if stage else "KEYPOINT_HEAD", []).append(place)
         for key, found in sorted(places.items()):
             # In the head the first block's number says after how many convs each one comes.
             value = str(sorted(found)).replace(" ", "") if key.startswith("RES") else min(found)
             keys.append(f"MODEL.NONLOCAL.{key} {value}")
+        if any(re.search(r"\.residual_\d+$", block) for block in self.lost_blocks):
+            keys.append("MODEL.NONLOCAL.BLOCK residual")
         if any(key.startswith("RES") for key in places):
             keys.append("MODEL.BACKBONE.NAME build_nonlocal_backbone")
         if "KEYPOINT_HEAD" in places:
@@ -156,6 +160,15 @@ class LoadReport:
         if any(not _BLOCK.match(names[0]) for names in self.lost_blocks.values()):
             keys.append("MODEL.RESNETS.DEPTH to that of the file's net, which is deeper")
         return ", ".join(keys)
+
+
+def inserted_blocks(model: nn.Module) -> list[str]:
+    """Return the names of a model's non-local blocks, and of the residual blocks inserted instead of them."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, NonLocalBlock) or _RESIDUAL_INSERTED.search(name)
+    ]
 
 
 def compare(
@@ -186,9 +199,8 @@ def compare(
     leftovers = list(leftovers)
 
     blocks = {
-        name: [f"{name}.{key}" for key in module.state_dict()]
-        for name, module in model.named_modules()
-        if isinstance(module, NonLocalBlock)
+        name: [f"{name}.{key}" for key in model.get_submodule(name).state_dict()]
+        for name in inserted_blocks(model)
     }
     # PyTorch itself supplies a counter that is missing, so it does not show whether a block was in the file.
     report.fresh_blocks = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nonlocal_det.modeling.backbone import build_nonlocal_backbone
 from nonlocal_det.modeling.block import BlockOptions, StageNonLocalBlock
 from nonlocal_det.modeling.keypoint_head import NonLocalKeypointHead
+from nonlocal_det.modeling.short_fpn import build_short_resnet_fpn_backbone
 from nonlocal_det.modeling.stem import UnpaddedPoolStem, unpad_stem_pool
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "StageNonLocalBlock",
     "UnpaddedPoolStem",
     "build_nonlocal_backbone",
+    "build_short_resnet_fpn_backbone",
     "unpad_stem_pool",
 ]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 
 from detectron2.config import CfgNode
-from detectron2.layers import ShapeSpec
+from detectron2.layers import CNNBlockBase, ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, Backbone
 from detectron2.modeling.backbone.resnet import ResNet
 from tabulate import tabulate
 
 from nonlocal_det.config import STAGES, ConfigError, check_backbone
-from nonlocal_det.modeling.block import BlockOptions, StageNonLocalBlock, replace_children
+from nonlocal_det.modeling.block import (
+    BlockOptions,
+    StageNonLocalBlock,
+    build_residual_block,
+    replace_children,
+)
 
 __all__ = ["build_nonlocal_backbone"]
 
@@ -22,8 +27,9 @@ logger = logging.getLogger(__name__)
 def build_nonlocal_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
     """Build the backbone named by MODEL.NONLOCAL.BACKBONE and insert the blocks that RES2 to RES5 ask for.
 
-    A block before residual block i of res4 is named ``res4.non_local_i``; the names of everything else stay
-    as they are, so checkpoints of the wrapped backbone load. Blocks in a stage that MODEL.BACKBONE.FREEZE_AT
+    A block before residual block i of res4 is named ``res4.non_local_i``, or ``res4.residual_i`` where
+    MODEL.NONLOCAL.BLOCK is "residual"; the names of everything else stay as they are, so checkpoints of the
+    wrapped backbone load. Blocks in a stage that MODEL.BACKBONE.FREEZE_AT
     freezes are frozen too. What was inserted where is logged.
 
     Args:
@@ -61,25 +67,29 @@ def build_nonlocal_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
         for position in _resolve(key, node[key], len(residual)):
             # What a block reads is what the residual block before it made; the first reads its own input.
             channels = residual[position - 1][1].out_channels if position else residual[0][1].in_channels
-            block = options.build(channels, StageNonLocalBlock)
+            if node.BLOCK == "residual":
+                block = build_residual_block(residual[-1][1], channels, options.norm)
+            else:
+                block = options.build(channels, StageNonLocalBlock)
             if stage_index <= cfg.MODEL.BACKBONE.FREEZE_AT:
                 block.freeze()
             blocks[position] = block
-            rows.append(_table_row(name, position, len(residual), block))
+            rows.append(_table_row(f"{name}.{node.BLOCK}_{position}", position, len(residual), block))
         children = []
         for position, child in enumerate([*residual, None]):
             if position in blocks:
-                children.append((f"non_local_{position}", blocks[position]))
+                children.append((f"{node.BLOCK}_{position}", blocks[position]))
             if child is not None:
                 children.append(child)
         replace_children(stage, children)
 
     total = sum(row[-2] for row in rows)
     logger.info(
-        "Inserted %d non-local block%s (%s) with %s parameters into %s:\n%s",
+        "Inserted %d %s block%s%s with %s parameters into %s:\n%s",
         len(rows),
+        node.BLOCK.replace("_", "-"),
         "" if len(rows) == 1 else "s",
-        options.pairwise,
+        f" ({options.pairwise})" if node.BLOCK == "non_local" else "",
         f"{total:,}",
         node.BACKBONE,
         tabulate(
@@ -132,14 +142,14 @@ def _resolve(key: str, positions: list[int], count: int) -> list[int]:
     return sorted(resolved)
 
 
-def _table_row(stage: str, position: int, count: int, block: StageNonLocalBlock) -> tuple:
+def _table_row(name: str, position: int, count: int, block: CNNBlockBase | StageNonLocalBlock) -> tuple:
     where = f"before block {position} of {count}" if position < count else f"after the last of {count} blocks"
     parameters = list(block.parameters())
     return (
-        f"{stage}.non_local_{position}",
+        name,
         where,
         block.in_channels,
-        block.inter_channels,
+        block.inter_channels if isinstance(block, StageNonLocalBlock) else block.conv1.out_channels,
         sum(parameter.numel() for parameter in parameters),
         "trained" if any(parameter.requires_grad for parameter in parameters) else "frozen (FREEZE_AT)",
     )

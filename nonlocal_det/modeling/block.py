@@ -10,6 +10,7 @@ from typing import Any
 from detectron2.config import CfgNode
 from detectron2.layers import CNNBlockBase
 from detectron2.layers.batch_norm import NaiveSyncBatchNorm
+from detectron2.modeling.backbone.resnet import BasicBlock, BottleneckBlock
 from torch import nn
 
 from nonlocal_det.config import ConfigError, check_block_options
@@ -109,6 +110,38 @@ class BlockOptions:
             norm=self.norm,
             init=self.init,
         )
+
+
+def build_residual_block(
+    like: BasicBlock | BottleneckBlock, channels: int, norm: str | Callable[[int], nn.Module] = ""
+) -> BasicBlock | BottleneckBlock:
+    """Make an ordinary residual block that starts as an identity: what a non-local block is compared with.
+
+    Its last gamma is 0, or without a norm its last conv, and its input is not negative, as the blocks and the
+    stem before it end in a ReLU.
+
+    Args:
+        like: a block of the stage. The new one has its kind, groups, dilation and ratio of inner channels.
+        channels: C of the input and the output, [B, C, H, W].
+        norm: the norm after every conv: a name that Detectron2 knows, or a callable channels -> module.
+    """
+    if isinstance(like, BasicBlock):
+        block = BasicBlock(channels, channels, norm=norm)
+        last = block.conv2
+    else:
+        conv = like.conv2
+        inner = like.conv1.out_channels * channels // like.out_channels
+        block = BottleneckBlock(
+            channels,
+            channels,
+            bottleneck_channels=inner,
+            num_groups=conv.groups,
+            dilation=conv.dilation[0],
+            norm=norm,
+        )
+        last = block.conv3
+    nn.init.zeros_(last.weight if last.norm is None else last.norm.weight)
+    return block
 
 
 def replace_children(parent: nn.Sequential, children: list[tuple[str, nn.Module]]) -> None:
