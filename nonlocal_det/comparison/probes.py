@@ -1,0 +1,184 @@
+"""What the built-in data sets are for: is the class or the side right that only distant pixels tell?"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+__all__ = ["DISTANCE_EDGES", "by_distance", "left_hands", "probe"]
+
+DISTANCE_EDGES = (40, 80, 120, 160)
+"""Edges of the bins of distance, in pixels; what is nearer or farther has bins of its own."""
+
+_IOU = 0.5
+
+
+def probe(annotations: Path, predictions: Path) -> dict[str, Any]:
+    """Compute what the annotations of a data set allow.
+
+    Args:
+        annotations: COCO file of the ground truth.
+        predictions: COCO results of a model on it.
+
+    Returns:
+        "distance" (see :func:`by_distance`) where distances are recorded, "left_hands" (see
+        :func:`left_hands`) where the way that persons face is.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    truth = json.loads(annotations.read_text(encoding="utf-8"))
+    results = json.loads(predictions.read_text(encoding="utf-8"))
+    objects = truth["annotations"]
+    found: dict[str, Any] = {}
+    if objects and all("distance" in one and "disc" in one for one in objects):
+        found["distance"] = by_distance(truth, results)
+    if objects and all("facing" in one for one in objects):
+        found["left_hands"] = left_hands(truth, results)
+    return found
+
+
+def by_distance(
+    truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], edges: Sequence[float] = DISTANCE_EDGES
+) -> list[dict[str, Any]]:
+    """Sort objects by the distance to what tells their class.
+
+    An object counts as found if a detection of any class has an IoU above 0.5 with it; its class is that of
+    the detection with the highest score among these. For box AP, objects of other bins are ignored, and so
+    are false detections whose centre has a distance of another bin: COCO's rules for ranges of area.
+
+    Args:
+        truth: content of the annotation file; every annotation has "distance", and "disc" (x, y, radius).
+        results: COCO results.
+        edges: edges of the bins in pixels, ascending; before the first and after the last are bins, too.
+
+    Returns:
+        For each bin that has objects: "low" and "high" (None: no end), "objects", "found", "right" (their
+        class), and "AP" (0 to 100).
+    """
+    ends = [0.0, *map(float, edges), float("inf")]
+    chosen = _best_detections(truth["annotations"], results)
+    precision = _precision_by_distance(truth, results, ends)
+    bins = []
+    for index, (low, high) in enumerate(pairwise(ends)):
+        objects = [one for one in truth["annotations"] if low <= one["distance"] < high]
+        if not objects:
+            continue
+        detections = [chosen.get(one["id"]) for one in objects]
+        values = precision[:, :, :, index, -1]
+        values = values[values > -1]
+        bins.append(
+            {
+                "low": low,
+                "high": None if high == float("inf") else high,
+                "objects": len(objects),
+                "found": sum(detection is not None for detection in detections),
+                "right": sum(
+                    detection is not None and detection["category_id"] == one["category_id"]
+                    for one, detection in zip(objects, detections, strict=True)
+                ),
+                "AP": 100 * float(values.mean()) if values.size else None,
+            }
+        )
+    return bins
+
+
+def left_hands(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Count the persons whose left and right wrists are told apart.
+
+    Of each person with both wrists labelled, the detection with the highest score above an IoU of 0.5 is
+    taken. Its hands are right if the two predicted wrists lie nearer to the true ones as they are than
+    exchanged (by the sum of the two distances).
+
+    Args:
+        truth: content of the annotation file, with COCO's keypoint names.
+        results: COCO results with keypoints.
+
+    Returns:
+        "objects", how many persons have both wrists; "found" of them; "right", those with their hands right.
+    """
+    names = truth["categories"][0]["keypoints"]
+    sides = [names.index("left_wrist"), names.index("right_wrist")]
+
+    def wrists(entry: Mapping[str, Any]) -> np.ndarray:
+        return np.asarray(entry["keypoints"], float).reshape(-1, 3)[sides]
+
+    persons = [one for one in truth["annotations"] if (wrists(one)[:, 2] > 0).all()]
+    chosen = _best_detections(persons, results)
+    right = 0
+    for one in persons:
+        if one["id"] in chosen:
+            true, found = wrists(one)[:, :2], wrists(chosen[one["id"]])[:, :2]
+            as_they_are = np.linalg.norm(true - found, axis=1).sum()
+            right += bool(as_they_are < np.linalg.norm(true - found[::-1], axis=1).sum())
+    return {"objects": len(persons), "found": len(chosen), "right": right}
+
+
+def _best_detections(
+    objects: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
+) -> dict[int, Mapping[str, Any]]:
+    """Return annotation id -> the detection with the highest score of those that overlap it enough."""
+    by_image: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for result in sorted(results, key=lambda result: -result["score"]):
+        by_image[result["image_id"]].append(result)
+    chosen = {}
+    for one in objects:
+        for result in by_image[one["image_id"]]:
+            if _iou(one["bbox"], result["bbox"]) > _IOU:
+                chosen[one["id"]] = result
+                break
+    return chosen
+
+
+def _iou(one: Sequence[float], other: Sequence[float]) -> float:
+    """Intersection over union of two boxes x, y, width, height."""
+    width = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])
+    height = min(one[1] + one[3], other[1] + other[3]) - max(one[1], other[1])
+    common = max(0.0, width) * max(0.0, height)
+    union = one[2] * one[3] + other[2] * other[3] - common
+    return common / union if union > 0 else 0.0
+
+
+def _precision_by_distance(
+    truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], ends: Sequence[float]
+) -> np.ndarray:
+    """Return COCO's precision [T, R, K, A, M] with bins of distance in the place of ranges of area."""
+    discs = {one["image_id"]: one["disc"] for one in truth["annotations"]}
+    with contextlib.redirect_stdout(io.StringIO()):
+        objects = COCO()
+        objects.dataset = {
+            **truth,
+            "annotations": [{**one, "area": one["distance"]} for one in truth["annotations"]],
+        }
+        objects.createIndex()
+        detections = COCO()
+        detections.dataset = {
+            **truth,
+            "annotations": [
+                {**one, "id": number, "iscrowd": 0, "area": _distance(one["bbox"], discs[one["image_id"]])}
+                for number, one in enumerate(results, start=1)
+                if one["image_id"] in discs
+            ],
+        }
+        detections.createIndex()
+        evaluation = COCOeval(objects, detections, "bbox")
+        # Both ends belong to a range there. Distances come in quarters of a pixel.
+        evaluation.params.areaRng = [[low, high - 1e-6] for low, high in pairwise(ends)]
+        evaluation.params.areaRngLbl = [str(low) for low in ends[:-1]]
+        evaluation.evaluate()
+        evaluation.accumulate()
+    return evaluation.eval["precision"]
+
+
+def _distance(box: Sequence[float], disc: Sequence[float]) -> float:
+    return float(np.hypot(box[0] + box[2] / 2 - disc[0], box[1] + box[3] / 2 - disc[1]))

@@ -1,0 +1,262 @@
+"""Running arms x seeds: each run is the training command in a process and folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from detectron2.config import CfgNode
+
+from nonlocal_det.comparison.arms import Arm, ArmError
+
+__all__ = ["Run", "RunRecord", "plan_runs", "run_all"]
+
+RECORD = "run.json"
+CONSOLE = "console.txt"
+#: What nonlocal_det.tools.train returns when a signal has stopped it after saving.
+STOPPED = 75
+_POLL_SECONDS = 0.2
+
+
+@dataclass
+class RunRecord:
+    """What is known of a run, kept as ``run.json`` in its folder.
+
+    Attributes:
+        exit_code: of the last try; None while it runs, or when it was killed with this process.
+        seconds: wall time of all tries together.
+        tries: how often it was started.
+        error: last line of its output, where it failed.
+        threads: CPU threads that it was given.
+        at_once: how many runs shared the machine.
+    """
+
+    exit_code: int | None = None
+    seconds: float = 0.0
+    tries: int = 0
+    error: str = ""
+    threads: int = 0
+    at_once: int = 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm with one seed.
+
+    Attributes:
+        arm: the arm.
+        seed: the seed.
+        folder: its OUTPUT_DIR.
+        opts: overrides of the arm and of all arms, without the seed and the folder.
+        num_gpus: processes of the training command.
+    """
+
+    arm: Arm
+    seed: int
+    folder: Path
+    opts: tuple[str, ...] = ()
+    num_gpus: int = 1
+
+    @property
+    def name(self) -> str:
+        """The arm and the seed."""
+        return f"{self.arm.name} seed {self.seed}"
+
+    @property
+    def overrides(self) -> list[str]:
+        """All overrides of the config."""
+        return [*self.opts, "SEED", str(self.seed), "OUTPUT_DIR", str(self.folder)]
+
+    @property
+    def command(self) -> list[str]:
+        """The training command, which goes on where it was."""
+        words = [sys.executable, "-m", "nonlocal_det.tools.train", "--config-file", self.arm.config]
+        return [*words, "--num-gpus", str(self.num_gpus), "--resume", *self.overrides]
+
+    def record(self) -> RunRecord:
+        """Read what is known of it; an empty record where there is nothing to read."""
+        try:
+            return RunRecord(**json.loads((self.folder / RECORD).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return RunRecord()
+
+    def write(self, record: RunRecord) -> None:
+        """Keep a record in the folder.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        part = self.folder / f".{RECORD}.tmp"
+        part.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+        part.replace(self.folder / RECORD)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has been trained and evaluated to the end."""
+        return self.record().exit_code == 0
+
+
+def plan_runs(
+    arms: Sequence[Arm], seeds: Sequence[int], output: Path, opts: Sequence[str] = (), num_gpus: int = 1
+) -> list[Run]:
+    """Return the runs, seed by seed, so that an interrupted comparison has every arm with the same seeds.
+
+    Args:
+        arms: the arms.
+        seeds: of those arms that name none.
+        output: folder of the comparison; a run's is ``output/ARM/seedN``.
+        opts: overrides for all arms, after their own.
+        num_gpus: processes of each training command.
+
+    Raises:
+        ArmError: two arms have one name.
+    """
+    names = [arm.name for arm in arms]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ArmError(f"arm {sorted(twice)[0]}: named twice; names are folders, so give each its own")
+    runs = [
+        Run(arm, seed, output / arm.name / f"seed{seed}", (*arm.opts, *opts), num_gpus)
+        for arm in arms
+        for seed in arm.seeds or seeds
+    ]
+    return sorted(runs, key=lambda run: run.seed)  # stable: arms keep their order
+
+
+def check_folder(run: Run, cfg: CfgNode) -> None:
+    """Refuse a folder in which the same name and seed was run with another config.
+
+    Args:
+        run: the run.
+        cfg: its config.
+
+    Raises:
+        ArmError: a key that both know has another value there.
+    """
+    path = run.folder / "config.yaml"
+    try:
+        there = _flat(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError):
+        return
+    here = _flat(yaml.safe_load(cfg.dump()))
+    for key in sorted(there.keys() & here.keys() - {"OUTPUT_DIR"}):
+        if there[key] != here[key]:
+            raise ArmError(
+                f"{run.folder} holds a run with {key} {there[key]!r}, which is {here[key]!r} now; name "
+                "another --output, or delete that folder"
+            )
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for key, value in node.items():
+        keys |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return keys
+
+
+def run_all(
+    runs: Sequence[Run],
+    *,
+    parallel: int = 1,
+    threads: int = 1,
+    report: Callable[[Run, RunRecord], None] = lambda run, record: None,
+) -> bool:
+    """Run what is not finished, some at a time. What fails is recorded and does not stop the others.
+
+    SIGINT and SIGTERM are passed on to the training commands, which save and stop.
+
+    Args:
+        runs: the runs.
+        parallel: how many at a time.
+        threads: CPU threads of each.
+        report: called with each run that has ended.
+
+    Returns:
+        Whether all were tried: False where a signal has stopped it.
+    """
+    waiting = deque(run for run in runs if not run.finished)
+    running: list[_Process] = []
+    stop: list[int] = []
+    old = {number: signal.signal(number, lambda got, _: stop.append(got)) for number in _SIGNALS}
+    try:
+        while running or (waiting and not stop):
+            while waiting and len(running) < parallel and not stop:
+                running.append(_Process(waiting.popleft(), threads, parallel))
+            if stop:
+                for process in running:
+                    process.stop()
+            for process in [process for process in running if process.poll()]:
+                running.remove(process)
+                report(process.run, process.record)
+            time.sleep(_POLL_SECONDS)
+    finally:
+        for process in running:
+            process.stop()
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    return not stop
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Process:
+    """A training command at work."""
+
+    def __init__(self, run: Run, threads: int, at_once: int) -> None:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        self.run = run
+        self.record = run.record()
+        self._before = self.record.seconds
+        self._stopped = False
+        self.record.exit_code, self.record.error = None, ""
+        self.record.tries += 1
+        self.record.threads, self.record.at_once = threads, at_once
+        run.write(self.record)
+        self._console = (run.folder / CONSOLE).open("ab")
+        self._offset = self._console.tell()
+        # Threads that wait in a loop take the cores from other runs.
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        self._start = time.monotonic()
+        # In a group of its own: Ctrl-C is for this process, which passes it on once.
+        self._process = subprocess.Popen(
+            run.command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._console,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def stop(self) -> None:
+        """Ask it to save and stop; more than once does nothing."""
+        if not self._stopped:
+            self._stopped = True
+            self._process.terminate()
+
+    def poll(self) -> bool:
+        """Return whether it has ended, and if so, record how."""
+        code = self._process.poll()
+        if code is None:
+            return False
+        self._console.close()
+        self.record.seconds = self._before + time.monotonic() - self._start
+        self.record.exit_code = code
+        if code:
+            with (self.run.folder / CONSOLE).open("rb") as file:
+                file.seek(self._offset)
+                lines = file.read().decode(errors="replace").split("\n")
+            said = [line.rpartition("\r")[2].strip() for line in lines if line.strip()]
+            killed = f"killed by signal {-code}" if code < 0 else f"exit code {code}, no output"
+            self.record.error = said[-1] if said and code > 0 else killed
+        self.run.write(self.record)
+        return True

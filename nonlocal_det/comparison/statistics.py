@@ -1,0 +1,91 @@
+"""Means over seeds, and differences between two arms that were run with the same seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from scipy.stats import t as student_t
+
+__all__ = ["Difference", "Summary", "paired_difference", "summarize"]
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What several runs of one arm reached.
+
+    Attributes:
+        mean: their mean.
+        sd: their standard deviation (divisor n - 1); None for a single run.
+        count: n, the number of runs.
+    """
+
+    mean: float
+    sd: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much more one arm reached than another, run by run of the same seed.
+
+    Attributes:
+        mean: mean of the differences.
+        low: lower end of the 95 % confidence interval of the mean; None for a single pair.
+        high: its upper end.
+        seeds: the seeds of the pairs.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: tuple[int, ...]
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low is not None and (self.low > 0 or self.high < 0)
+
+
+def summarize(values: Iterable[float]) -> Summary | None:
+    """Return mean and standard deviation; None where there is no value.
+
+    Args:
+        values: one for each run; NaN is left out.
+    """
+    found = [value for value in values if not math.isnan(value)]
+    if not found:
+        return None
+    return Summary(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
+
+
+def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Difference | None:
+    """Compare two arms by Student's t interval over the seeds that both have.
+
+    With n pairs the interval is mean +- t(0.975, n - 1) * s / sqrt(n), s the standard deviation of the
+    differences. Pairing takes out what a seed does to both arms, such as the order of the data.
+
+    Args:
+        values: seed -> figure of the arm; NaN is left out.
+        reference: the same of the arm that it is compared with.
+
+    Returns:
+        The difference; None where the arms have no seed in common.
+    """
+    seeds = tuple(
+        seed
+        for seed in sorted(values.keys() & reference.keys())
+        if not (math.isnan(values[seed]) or math.isnan(reference[seed]))
+    )
+    summary = summarize(values[seed] - reference[seed] for seed in seeds)
+    if summary is None:
+        return None
+    if summary.sd is None:
+        return Difference(summary.mean, None, None, seeds)
+    quantile = float(student_t.ppf(0.5 + LEVEL / 2, summary.count - 1))
+    half = quantile * summary.sd / math.sqrt(summary.count)
+    return Difference(summary.mean, summary.mean - half, summary.mean + half, seeds)

@@ -1,0 +1,206 @@
+"""Train and evaluate several configs with several seeds, and compare them in a table.
+
+Examples:
+    python -m nonlocal_det.tools.compare --output output/context
+    python -m nonlocal_det.tools.compare --output output/context --arms baseline residual nl nl_gaussian:0-2
+    python -m nonlocal_det.tools.compare --task people --output output/people --seeds 0-2 --parallel 2
+    python -m nonlocal_det.tools.compare --task table5 --output output/table5 --seeds 0-2 --num-gpus 8
+    python -m nonlocal_det.tools.compare --output output/own --arm base=own.yaml --arm nl=own_nl.yaml
+
+Each run is the training command in a folder of its own, OUTPUT/ARM/seedN. The same command goes on where an
+earlier one stopped; what is finished is not run again. table.md, results.json and the figures hold every arm
+and seed that was named, failed runs too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nonlocal_det.tools.command import UsageError, command, parse
+
+if TYPE_CHECKING:
+    from nonlocal_det.comparison import Arm, Run
+    from nonlocal_det.comparison.runs import RunRecord
+
+__all__ = ["main"]
+
+EXIT_SOME_FAILED = 3
+EXIT_STOPPED = 75
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments without the program's name; those of this process by default.
+
+    Returns:
+        The exit code: 0; 2 for wrong input; 3 where runs have failed (the table says which); 75 where a
+        signal has stopped it: the same command goes on.
+    """
+    args = _parse(argv)
+
+    from nonlocal_det.comparison import (
+        ArmError,
+        Report,
+        collect,
+        draw_curves,
+        draw_distance,
+        measure_cost,
+        parse_seeds,
+        plan_runs,
+        run_all,
+    )
+    from nonlocal_det.comparison.runs import check_folder
+    from nonlocal_det.config import get_config
+    from nonlocal_det.engine import check_run, count_processes
+
+    output = Path(args.output)
+    try:
+        arms = _arms(args)
+        runs = plan_runs(arms, parse_seeds(args.seeds), output, args.opts, args.num_gpus)
+        processes = count_processes(args.num_gpus)
+        configs = {}
+        for run in runs:
+            cfg = configs[run] = get_config(run.arm.config, run.overrides)
+            check_folder(run, cfg)
+            check_run(cfg, processes=processes, resume=True)
+    except ArmError as error:
+        raise UsageError(str(error)) from None
+
+    left = [run for run in runs if not run.finished]
+    print(f"{len(arms)} arms, {len(runs)} runs, {len(runs) - len(left)} of them finished before", flush=True)
+    done = len(runs) - len(left)
+
+    def say(run: Run, record: RunRecord) -> None:
+        nonlocal done
+        done += 1
+        outcome = collect(run, configs[run])
+        scores = ", ".join(f"{name} {value:.1f}" for name, value in outcome.scores.items() if "/AP" in name)
+        print(
+            f"[{done}/{len(runs)}] {run.name}: {record.error or scores}, {record.seconds:.0f} s", flush=True
+        )
+
+    whole = run_all(runs, parallel=args.parallel, threads=_threads(args), report=say)
+
+    by_arm = {run.arm.name: configs[run] for run in reversed(runs)}
+    words = [
+        "python -m nonlocal_det.tools.compare",
+        *map(shlex.quote, sys.argv[1:] if argv is None else argv),
+    ]
+    report = Report(
+        arms,
+        [collect(run, configs[run]) for run in runs],
+        {arm.name: measure_cost(by_arm[arm.name]) for arm in arms},
+        " ".join(words),
+    )
+    (output / "results.json").write_text(json.dumps(report.raw(), indent=1) + "\n", encoding="utf-8")
+    (output / "table.md").write_text(report.markdown(), encoding="utf-8")
+    labels = {arm.name: arm.label for arm in arms}
+    curves = {name: labels[name] for name in args.curves or _two(arms)}
+    draw_curves(output / "curves.png", report.outcomes, curves)
+    draw_distance(output / "distance.png", report.outcomes, labels)
+    print(f"\n{report.markdown()}")
+    print(f"Written: {output}/table.md, results.json and figures")
+    if not whole:
+        print("stopped by a signal; the same command goes on", file=sys.stderr)
+        return EXIT_STOPPED
+    return 0 if all(run.finished for run in runs) else EXIT_SOME_FAILED
+
+
+def _arms(args: argparse.Namespace) -> list[Arm]:
+    from nonlocal_det.comparison import ArmError, named_arms
+    from nonlocal_det.comparison.arms import custom_arm
+
+    arms = named_arms(args.task, args.arms) if args.arms or not args.arm else []
+    for words in args.arm:
+        arms.append(custom_arm(words, (arms[0].name,) if arms else ()))
+    for name in args.curves:
+        if name not in {arm.name for arm in arms}:
+            raise ArmError(f"--curves {name}: no such arm; it is one of {', '.join(a.name for a in arms)}")
+    return arms
+
+
+def _two(arms: Sequence[Arm]) -> list[str]:
+    """The arms whose curves are drawn unless the user names them: the first, and "nl" or the last."""
+    names = [arm.name for arm in arms]
+    return list(dict.fromkeys([names[0], "nl" if "nl" in names else names[-1]]))
+
+
+def _threads(args: argparse.Namespace) -> int:
+    if args.threads:
+        return args.threads
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // (args.parallel * args.num_gpus))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    from nonlocal_det.comparison.arms import TASKS
+
+    tasks = "; ".join(f"{name}: {task.description}" for name, task in TASKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m nonlocal_det.tools.compare",
+        description="Train and evaluate several configs with several seeds, and compare them in a table.",
+    )
+    parser.add_argument(
+        "--output", required=True, metavar="DIR", help="folder of the runs, the table and the figures"
+    )
+    parser.add_argument("--task", choices=tuple(TASKS), default="context", help=f"{tasks} (%(default)s)")
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        default=[],
+        metavar="NAME[:SEEDS]",
+        help="arms of the task, each perhaps with seeds of its own, such as nl:0-2; a wrong name lists them",
+    )
+    parser.add_argument(
+        "--arm",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("NAME[:SEEDS]=CONFIG", "KEY VALUE"),
+        help="an arm of your own: a config file and overrides; compared with the first arm of the table",
+    )
+    parser.add_argument("--seeds", default="0-4", help="such as 0-4 or 0,1,7 (%(default)s)")
+    parser.add_argument(
+        "--parallel", type=_count, default=1, metavar="N", help="runs at a time (%(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=_count, metavar="N", help="CPU threads of a run (the cores shared out)"
+    )
+    parser.add_argument(
+        "--num-gpus",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="processes of a run, as in training (%(default)s)",
+    )
+    parser.add_argument(
+        "--curves", nargs="+", default=[], metavar="NAME", help="arms whose training curves are drawn"
+    )
+    parser.add_argument(
+        "--opts",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="KEY VALUE",
+        help="overrides of all arms, last on the line, such as SOLVER.MAX_ITER 100",
+    )
+    return parse(parser, argv)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
