@@ -55,7 +55,8 @@ def test_only_our_keys_are_added():
     add_nonlocal_config(ours)
     del ours.MODEL["NONLOCAL"]
     del ours.DATASETS["REGISTER"], ours.DATASETS["ALLOW_OUTSIDE_IMAGE_ROOT"]
-    del ours.SOLVER["SKIP_NONFINITE_STEPS"], ours.DATALOADER["MAX_BAD_FRACTION"]
+    del ours.SOLVER["SKIP_NONFINITE_STEPS"], ours.SOLVER["EARLY_STOP_PATIENCE"]
+    del ours.DATALOADER["MAX_BAD_FRACTION"], ours.TEST["VAL_LOSS"]
     assert ours == stock
 
 

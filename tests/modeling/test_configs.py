@@ -172,8 +172,11 @@ def test_baseline_equals_the_model_zoos(ours, theirs):
     assert differing <= ON_PURPOSE
     assert {key for key in found if key not in expected} == {
         "DATASETS.REGISTER",
+        "DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT",
         "SOLVER.SKIP_NONFINITE_STEPS",
+        "SOLVER.EARLY_STOP_PATIENCE",
         "DATALOADER.MAX_BAD_FRACTION",
+        "TEST.VAL_LOSS",
         *(key for key in found if key.startswith("MODEL.NONLOCAL.")),
     }
 
