@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import signal
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +21,9 @@ from nonlocal_det.data.checks import check_picture_paths
 from nonlocal_det.data.images import PictureMapper
 from nonlocal_det.data.randomness import isolated_randomness
 from nonlocal_det.data.sample_order import BatchOrder, EpochOrder, Sample, seed_of
+from nonlocal_det.data.workers import iterate
 
-__all__ = ["BadDataError", "BadImage", "TrainLoader", "ignore_stop_signals"]
+__all__ = ["BadDataError", "BadImage", "TrainLoader"]
 
 logger = logging.getLogger(__name__)
 
@@ -165,11 +164,10 @@ class TrainLoader:
             batch_sampler=order(),
             num_workers=self._num_workers,
             collate_fn=trivial_batch_collator,
-            worker_init_fn=ignore_stop_signals,
             # Its own, or starting it would draw from the generator that the model draws from.
             generator=torch.Generator(),
         )
-        for batch in loader:
+        for batch in iterate(loader):
             # Of this batch, although workers are ahead of it.
             self._state = states.popleft()
             self._new_bad += [bad for sample in batch for bad in sample.bad]
@@ -263,30 +261,6 @@ class TrainLoader:
         """
         epoch, offset = divmod(images, self._size)
         self._state = {"seed": self._state["seed"], "epoch": epoch, "offset": offset, "position": images}
-
-
-def ignore_stop_signals(worker: int) -> None:
-    """Make a data worker heed SIGTERM from its parent alone. For ``DataLoader(worker_init_fn=...)``.
-
-    SIGTERM and SIGUSR1 are often sent to all processes of a job; the parent needs its workers until it has
-    saved, and then ends them by SIGTERM.
-
-    Args:
-        worker: the worker's number.
-    """
-    if not hasattr(signal, "sigwaitinfo"):  # not on macOS
-        return
-    parent, numbers = os.getppid(), (signal.SIGTERM, signal.SIGUSR1)
-
-    def wait() -> None:
-        while True:
-            found = signal.sigwaitinfo(numbers)
-            if (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
-                os._exit(0)
-
-    # Only a signal that no thread takes is waited for, and a handler cannot see who sent it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    threading.Thread(target=wait, daemon=True).start()
 
 
 class _Loaded(NamedTuple):

@@ -6,13 +6,26 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from types import FrameType
 from typing import Any
 
-__all__ = ["STOP_SIGNALS", "Preempted", "StopRequest", "set_stop_request", "stop_request"]
+from detectron2.utils import comm
+from torch.utils.data import DataLoader
+
+from nonlocal_det.data.workers import iterate
+
+__all__ = [
+    "STOP_SIGNALS",
+    "Preempted",
+    "StopRequest",
+    "StoppableLoader",
+    "set_stop_request",
+    "stop_request",
+]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -25,9 +38,14 @@ class StopRequest:
     """Whether this process, or the one that started it, was asked to stop.
 
     The first signal is a request; a second one ends the process at once, as the signal does by default.
+
+    Attributes:
+        echo: seconds after the first signal in which another one is taken for the same, sent once more.
     """
 
     def __init__(self) -> None:
+        self.echo = 0.0
+        self._since = 0.0
         # Plain shared memory: a lock could be held by the very code that a signal interrupts.
         self._shared: Any = get_context("spawn").RawValue(ctypes.c_bool, False)
         self._received = False
@@ -39,7 +57,8 @@ class StopRequest:
         return self._shared
 
     def __setstate__(self, shared: Any) -> None:
-        self._shared, self._received = shared, False
+        self.__init__()
+        self._shared = shared
 
     @contextmanager
     def listening(self, *, pass_on: bool = False, leave: Callable[[], None] | None = None) -> Iterator[None]:
@@ -62,11 +81,13 @@ class StopRequest:
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self._received:
+                if time.monotonic() - self._since < self.echo:
+                    return
                 if leave is not None:
                     leave()
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
-            self._received = True
+            self._received, self._since = True, time.monotonic()
             if pass_on:
                 self._shared.value = True
 
@@ -94,3 +115,31 @@ def set_stop_request(request: StopRequest) -> None:
     """
     global _request
     _request = request
+
+
+class StoppableLoader:
+    """Batches of an evaluation, which a request to stop cuts short in all processes.
+
+    Each process looks for a request after its image; a signal to one process alone is noticed by the others
+    when they have done their images, of which each may have another number.
+
+    Args:
+        loader: the loader. All processes must iterate over it to its end.
+
+    Raises:
+        Preempted: in all processes, where the iteration ends.
+    """
+
+    def __init__(self, loader: DataLoader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in iterate(self._loader):
+            yield batch
+            if stop_request():
+                break
+        if any(comm.all_gather(bool(stop_request()))):
+            raise Preempted("stopped by a signal during an evaluation")

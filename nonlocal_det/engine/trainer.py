@@ -8,6 +8,7 @@ import re
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -34,12 +35,13 @@ from torch import distributed, nn
 from nonlocal_det.checkpoint import CheckpointError, NonLocalCheckpointer
 from nonlocal_det.config import ConfigError
 from nonlocal_det.data.eval_loader import build_eval_loader
+from nonlocal_det.data.images import ImageError
 from nonlocal_det.data.randomness import isolated_randomness, random_states, set_random_states
 from nonlocal_det.data.train_loader import BadDataError, TrainLoader
 from nonlocal_det.engine import hooks
 from nonlocal_det.engine.checks import check_training
 from nonlocal_det.engine.nonfinite import LossGuard, NonFiniteLossError
-from nonlocal_det.engine.preemption import stop_request
+from nonlocal_det.engine.preemption import Preempted, StoppableLoader, stop_request
 from nonlocal_det.engine.printer import TrainingPrinter
 from nonlocal_det.engine.validation import ValidationLoss
 from nonlocal_det.evaluation import COCOEvaluator
@@ -48,6 +50,16 @@ __all__ = ["Trainer"]
 
 #: Numbered checkpoints of a run that are kept, besides the final one and the best.
 KEPT_CHECKPOINTS = 3
+
+#: What is no fault of the program, and ends training without a traceback.
+_EXPECTED_ERRORS = (
+    BadDataError,
+    CheckpointError,
+    ConfigError,
+    ImageError,
+    NonFiniteLossError,
+    Preempted,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +75,8 @@ class Trainer(DefaultTrainer):
     A run that was stopped and resumed goes on exactly: on a CPU, with up to two processes, it ends with the
     same bits. A checkpoint holds the position in the training data (:class:`TrainLoader`) and the random
     states of each process besides what Detectron2 saves; evaluation draws no random number from training.
-    SIGTERM and SIGUSR1 make :meth:`train` save after the current iteration and raise :class:`Preempted`.
+    SIGTERM and SIGUSR1 make :meth:`train` save after the current iteration and raise :class:`Preempted`. They
+    cut an evaluation short, and the run that goes on makes up for it.
 
     Args:
         cfg: the config. With SOLVER.REFERENCE_WORLD_SIZE, batch, rate and steps are scaled to the number of
@@ -95,12 +108,15 @@ class Trainer(DefaultTrainer):
         loader = self.build_train_loader(cfg)
         on_cpu = torch.device(cfg.MODEL.DEVICE).type == "cpu"
         # Batch statistics are each process's own, as in Detectron2.
-        model = create_ddp_model(model, broadcast_buffers=False, **({"device_ids": None} if on_cpu else {}))
+        # Not the process's number on its machine: Slurm may show each process its own GPU alone.
+        devices = None if on_cpu else [torch.cuda.current_device()]
+        model = create_ddp_model(model, broadcast_buffers=False, device_ids=devices)
         loop = AMPTrainer if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
         self._trainer = loop(model, loader, optimizer)
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
         self._random_states: list[dict[str, Any]] = []  # of all processes, while a checkpoint is saved
         self._resumed_states: dict[str, Any] | None = None  # of this process, until training starts
+        self._saved: int | None = None  # the iteration that was saved last
         self.checkpointer = NonLocalCheckpointer(
             model,
             cfg.OUTPUT_DIR,
@@ -197,15 +213,21 @@ class Trainer(DefaultTrainer):
         self.left = True
         raise _Leave(error)
 
+    @contextmanager
+    def _leaving_by_error(self) -> Iterator[None]:
+        """Leave training for what is no fault of the program."""
+        try:
+            yield
+        except _EXPECTED_ERRORS as error:
+            self.leave(error)
+
     def _stop_early(self) -> NoReturn:
         """Make the iteration that is done the last one of the run."""
         self.max_iter = self.iter + 1
         loaded = self.checkpointer.report.path if self.checkpointer.report else ""
         if self.iter >= self.start_iter or os.path.basename(loaded) != "model_final.pth":
-            try:
+            with self._leaving_by_error():
                 self.save("model_final")
-            except CheckpointError as error:
-                self.leave(error)
         logger.info("%s", self.stopped_early)
         raise _Leave(None)
 
@@ -218,12 +240,14 @@ class Trainer(DefaultTrainer):
         self._random_states = comm.gather(random_states())
         self.checkpointer.save(name, iteration=self.iter)
         self._random_states = []
+        self._saved = self.iter
 
     def before_train(self) -> None:
         """Prepare the hooks; then take up the random states of the run that is resumed."""
         # Its default is a million values of each metric: 150 MB in 90,000 iterations. Writers look at 20.
         self.storage._history.default_factory = partial(HistoryBuffer, max_length=1000)
-        super().before_train()
+        with self._leaving_by_error():
+            super().before_train()
         if self._resumed_states is not None:
             set_random_states(self._resumed_states)
             self._resumed_states = None
@@ -234,10 +258,8 @@ class Trainer(DefaultTrainer):
     def run_step(self) -> None:
         """Do one step, or skip it in all processes if a loss of one is not finite."""
         self._trainer.iter = self.iter
-        try:
+        with self._leaving_by_error():
             self._guard.run(self._trainer.run_step, self.iter)
-        except (BadDataError, NonFiniteLossError) as error:
-            self.leave(error)
 
     def after_step(self) -> None:
         """Tell the other processes what each alone can know, and run the hooks."""
@@ -245,21 +267,32 @@ class Trainer(DefaultTrainer):
         stop = bool(stop_request())
         said = comm.all_gather((stop, loader.take_bad() if loader else []))
         self.stopping = any(stop for stop, _ in said)
-        try:
+        with self._leaving_by_error():
             if loader:
                 loader.count_bad(image for _, images in said for image in images)
                 self.storage.put_scalar("epoch", loader.epoch, smoothing_hint=False)
-            super().after_step()
+            try:
+                super().after_step()
+            except Preempted:
+                done, name = self.iter + 1, f"model_{self.iter:07d}"
+                if self._saved != self.iter:
+                    self.save(name)
+                raise Preempted(
+                    f"stopped by a signal in the evaluation after {done} of {self.max_iter} iterations, of "
+                    "which the last is saved; --resume goes on with it"
+                ) from None
             if self.stopped_early:
                 self._stop_early()
-        except (BadDataError, CheckpointError) as error:
-            self.leave(error)
 
     def after_train(self) -> None:
         """Let the hooks finish; a run that was finished before counts no iteration more."""
         self.iter = self.max_iter if self.stopped_early else min(self.iter, self.max_iter)
         try:
+            with self._leaving_by_error():
+                super().after_train()
+        except _Leave:  # in the last evaluation: the hooks after it have files to close
             super().after_train()
+            raise
         except OSError:
             if not self.left:  # else a full disk, which keeps a checkpoint from being written, shows here too
                 raise
@@ -383,9 +416,17 @@ class Trainer(DefaultTrainer):
 
         Returns:
             Results by task and metric; by data set first if there are several.
+
+        Raises:
+            ImageError: a picture cannot be read.
+            Preempted: a signal to one of the processes has cut the evaluation short.
         """
+        training = model.training
         with isolated_randomness():
-            return super().test(cfg, model, evaluators)
+            try:
+                return super().test(cfg, model, evaluators)
+            finally:
+                model.train(training)  # which Detectron2 leaves to evaluations that end
 
     @classmethod
     def build_train_loader(cls, cfg: CfgNode) -> Iterable[list[dict[str, Any]]]:
@@ -419,7 +460,7 @@ class Trainer(DefaultTrainer):
         Raises:
             ConfigError: a picture lies outside the image folder (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT).
         """
-        return build_eval_loader(cfg, dataset_name)
+        return StoppableLoader(build_eval_loader(cfg, dataset_name))
 
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:

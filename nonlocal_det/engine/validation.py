@@ -19,7 +19,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader
 
+from nonlocal_det.data.images import PictureMapper
 from nonlocal_det.data.randomness import isolated_randomness
+from nonlocal_det.engine.preemption import StoppableLoader
 
 __all__ = ["ValidationLoss"]
 
@@ -70,7 +72,7 @@ class ValidationLoss:
 def _build_loader(cfg: CfgNode, name: str) -> DataLoader | None:
     """Return the loader of the evaluation, with ground truth; None without annotations."""
     mapper = DatasetMapper(**{**DatasetMapper.from_config(cfg, is_train=False), "is_train": True})
-    parts = build_detection_test_loader.from_config(cfg, name, mapper=_OrReason(mapper))
+    parts = build_detection_test_loader.from_config(cfg, name, mapper=_OrReason(PictureMapper(mapper)))
     objects = [
         obj for record in parts["dataset"] for obj in record.get("annotations", ()) if not obj.get("iscrowd")
     ]
@@ -104,7 +106,7 @@ def _mean_losses(model: nn.Module, name: str, loader: DataLoader) -> dict[str, f
     """Return the mean losses over the images of all processes, in the main one."""
     sums: defaultdict[str, float] = defaultdict(float)
     images, finite, bad = 0, True, []
-    for place, (number, (image,)) in enumerate(zip(loader.sampler, loader, strict=True)):
+    for place, (number, (image,)) in enumerate(zip(loader.sampler, StoppableLoader(loader), strict=True)):
         if isinstance(image, str):
             bad.append(image)
             continue

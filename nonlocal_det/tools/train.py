@@ -41,26 +41,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
 
     from detectron2.utils.logger import setup_logger
+    from torch.multiprocessing.spawn import ProcessException
 
     from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
     from nonlocal_det.config import get_config
     from nonlocal_det.data.checks import check_before_training
-    from nonlocal_det.engine import Preempted, check_run, count_processes, launch_processes
+    from nonlocal_det.engine import Preempted, check_run, count_processes, find_place, launch_processes
 
-    # Here already, so that a mistake is found before any process starts.
+    # Here already, so that a mistake is found before any process starts; where torchrun or Slurm has started
+    # them, the first one finds it, and says it once.
     where = (args.num_gpus, args.num_machines, args.machine_rank, args.dist_url or "auto")
-    processes = count_processes(*where)
-    compile_allow_missing(args.allow_missing)
-    cfg = get_config(args.config_file, args.opts)
-    check_run(cfg, processes=processes, eval_only=args.eval_only, resume=args.resume)
-    # What is found in the data belongs in the run's log, too.
-    setup_logger(cfg.OUTPUT_DIR, distributed_rank=args.machine_rank * args.num_gpus, name="nonlocal_det")
-    check_before_training(cfg, eval_only=args.eval_only)
+    processes, place = count_processes(*where), find_place(*where)
+    if place is None or place.rank == 0:
+        compile_allow_missing(args.allow_missing)
+        cfg = get_config(args.config_file, args.opts)
+        check_run(cfg, processes=processes, eval_only=args.eval_only, resume=args.resume)
+        # What is found in the data belongs in the run's log, too.
+        setup_logger(cfg.OUTPUT_DIR, distributed_rank=args.machine_rank * args.num_gpus, name="nonlocal_det")
+        check_before_training(cfg, eval_only=args.eval_only)
     try:
         launch_processes(run, *where, args=(args,))
     except Preempted as stopped:
         print(stopped, file=sys.stderr)
         return EXIT_PREEMPTED
+    except ProcessException as ended:
+        # Its traceback stands before all else that was printed because of it.
+        text = str(ended).strip().splitlines()[-1]
+        print(f"error: process {ended.error_index} has failed: {text}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -119,12 +121,16 @@ def test_a_run_without_a_position_goes_on_in_the_same_epoch():
 def signal_and_draw(image: dict) -> tuple:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         os.kill(os.getpid(), number)
+    torch.ones(200, 200) @ torch.ones(200, 200)  # starts a library's threads
     return draw(image)
 
 
-@pytest.mark.slow  # not for its time: a thread of some library in the worker may take the signal, and end it
 def test_workers_leave_stop_signals_to_their_parent():
-    assert take(make(mapper=signal_and_draw, num_workers=1), 3) == take(make(), 3)
+    torch.ones(200, 200) @ torch.ones(200, 200)
+    expected = take(make(), 6)
+    for _ in range(5):
+        assert take(make(mapper=signal_and_draw, num_workers=2), 6) == expected
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
 
 
 def test_workers_end_when_their_parent_wants_it():
@@ -138,6 +144,36 @@ def test_workers_end_when_their_parent_wants_it():
         worker.join(20)
         assert worker.exitcode == 0
     loader.close()
+
+
+def test_workers_end_when_their_parent_is_killed():
+    theirs, ours = multiprocessing.Pipe()
+
+    def load_and_wait() -> None:
+        batches = iter(make(num_workers=2))
+        next(batches)
+        ours.send([worker.pid for worker in multiprocessing.active_children()])
+        time.sleep(60)
+
+    parent = multiprocessing.get_context("fork").Process(target=load_and_wait)
+    parent.start()
+    workers = theirs.recv()
+    assert len(workers) == 2
+    parent.kill()
+    parent.join()
+    until = time.monotonic() + 30  # PyTorch's workers look for their parent every 5 seconds
+    while any(alive(worker) for worker in workers):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{process}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_closing_ends_the_workers_and_keeps_the_place():

@@ -1,0 +1,67 @@
+"""The processes that load data, and signals that are meant for the process that they load it for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+__all__ = ["iterate"]
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_CAN_WAIT = hasattr(signal, "sigwaitinfo")  # not on macOS
+
+
+def iterate(loader: DataLoader) -> Iterator[Any]:
+    """Iterate over a loader, whose workers heed SIGTERM from this process alone.
+
+    SIGTERM and SIGUSR1 are often sent to all processes of a job. This process needs its workers until it has
+    saved or evaluated, and then ends them.
+
+    Args:
+        loader: without a ``worker_init_fn``.
+
+    Returns:
+        The iterator of its batches.
+    """
+    if not (_CAN_WAIT and loader.num_workers):
+        return iter(loader)
+    loader.worker_init_fn = _heed_parent_alone
+    with _signals_blocked():
+        return iter(loader)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block the signals in this thread, and in the processes and threads that it starts meanwhile.
+
+    A worker that blocked them itself would be late: what libraries do after a fork may have started threads,
+    and a signal is given to any thread that does not block it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _heed_parent_alone(worker: int) -> None:
+    """End a worker, in which the signals are blocked, on SIGTERM from its parent.
+
+    Args:
+        worker: the worker's number.
+    """
+    parent = os.getppid()
+
+    def wait() -> None:
+        while True:
+            found = signal.sigwaitinfo(_STOP_SIGNALS)
+            if (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
+                os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
