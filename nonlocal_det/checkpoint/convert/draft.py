@@ -251,7 +251,7 @@ def as_weight(name: str, value: Any) -> Tensor | None:
         return None
     value = value.detach()
     if name.endswith(COUNTER):
-        return value
+        return value.long()
     if not value.is_floating_point() or value.dtype.itemsize < 2:
         raise CheckpointError(
             f"{name} holds numbers of {str(value.dtype).removeprefix('torch.')}, as quantised weights do; "
@@ -421,7 +421,7 @@ def _absorb_biases(draft: Draft) -> None:
             continue
         else:
             if draft.entries[mean].value.shape != bias.value.shape:
-                raise CheckpointError(f"{bias.origin} has another size than {draft.entries[mean].origin}")
+                raise CheckpointError(f"{bias.origin} has another size than the norm after it")
             draft.entries[mean] = draft.entries[mean].changed(
                 draft.entries[mean].value - bias.value, f"less the bias {bias.origin}"
             )

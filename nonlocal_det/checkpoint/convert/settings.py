@@ -154,6 +154,13 @@ def _set_pixels(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
                 f"standard deviation {list(cfg.MODEL.PIXEL_STD)}"
             )
         return
+    channels = len(cfg.MODEL.PIXEL_MEAN)
+    for key, values in (("pixel_mean", pixels.mean), ("pixel_std", pixels.std)):
+        if values is not None and len(values) != channels:
+            raise CheckpointError(
+                f"{key} has {len(values)} channels and the config's MODEL.PIXEL_MEAN {channels}; take the "
+                "config that they belong to"
+            )
     why = "the pixels that the net was trained with"
     order = pixels.order
     if not order:
@@ -331,17 +338,20 @@ def _architecture(draft: Draft) -> dict[str, Any]:
     """Return the config keys of a file's ResNet, as far as its tensors show them."""
 
     def shape(name: str) -> Sequence[int] | None:
-        entry = draft.entries.get(name)
-        return None if entry is None else entry.value.shape
+        entry = draft.entries.get(names.get(name, ""))
+        # Other shapes are found where all are compared.
+        return (
+            None if entry is None or entry.value.dim() != 4 or not entry.value.numel() else entry.value.shape
+        )
 
     names = inside_backbone(draft)
     counts = tuple(_counted(draft, f"res{stage}") for stage in range(2, 6))
     found: dict[str, Any] = {}
-    if stem := shape(names.get("stem.conv1.weight", "")):
+    if stem := shape("stem.conv1.weight"):
         found["MODEL.RESNETS.STEM_OUT_CHANNELS"] = stem[0]
-    if not (middle := shape(names.get("res2.0.conv2.weight", ""))):
+    if not (middle := shape("res2.0.conv2.weight")):
         return found
-    last = shape(names.get("res2.0.conv3.weight", ""))
+    last = shape("res2.0.conv3.weight")
     depths = [
         depth for depth, known in DEPTHS.items() if known == counts and (depth > 34) == (last is not None)
     ]

@@ -176,6 +176,15 @@ def test_a_swapped_shape_a_tensor_too_many_and_another_depth(convert, source, wh
 DEPTH_101 = ("MODEL.RESNETS.DEPTH", 101)
 
 
+@pytest.mark.parametrize("shape", [(), (4,), (4, 0, 3, 3), (4, 4, 1, 3, 3, 1)])
+@pytest.mark.parametrize(
+    ("source", "name"), [("caffe2", "res2_0_branch2b_w"), ("torchvision", "layer1.0.conv2.weight")]
+)
+def test_shapes_that_no_conv_has(convert, generator, source, name, shape):
+    tensors = SOURCES[source](generator) | {name: torch.ones(shape)}
+    refused(convert, tensors, r"res2\.0\.conv2\.weight: .*in the file")
+
+
 def test_a_variance_below_0(convert, generator):
     tensors = TORCHVISION.random(generator)
     swapped = tensors | {
@@ -433,7 +442,13 @@ def test_pixels_in_a_file_of_detectron2(convert, generator, mean, std, order, ch
     assert list(std) == pytest.approx(made.cfg.MODEL.PIXEL_STD)
     assert any(said in note for note in made.report.notes)
     assert made.report.skipped["pixel_mean"] == "in the config"
-    refused(convert, DETECTRON2.random(generator) | pixels(mean, (0, 1, 1)), r"pixel_std is \[0\.0, 1\.0")
+
+
+def test_pixels_that_cannot_be(convert, generator):
+    tensors = DETECTRON2.random(generator)
+    refused(convert, tensors | pixels((1, 2, 3), (0, 1, 1)), r"pixel_std is \[0\.0, 1\.0")
+    match = r"pixel_mean has 4 channels and the config's MODEL\.PIXEL_MEAN 3"
+    refused(convert, tensors | {"pixel_mean": torch.ones(4, 1, 1)}, match)
 
 
 # The stem's pool.
@@ -484,12 +499,17 @@ def test_half_a_block_is_stripped_whole_and_only_if_asked(convert, lost, identit
     )
 
 
-def test_an_affine_layer_of_the_authors_without_its_summand(convert, generator):
+def test_blocks_of_the_authors_without_a_norm_or_half_of_one(convert, generator):
     net = caffe2(leaves=("s", "b"), time=(1, 1)).random(generator)
     block = random_block(generator, C, AUTHORS, dims=3)
     saved = net | {
         authors_block_name(4, 5, part): value for part, value in block.items() if "running" not in part
     }
+    tensors = {
+        name: value for name, value in authors_net(generator).items() if "nonlocal_conv4_5_bn" not in name
+    }
+    made = convert(tensors, config=R50)
+    assert any("'nonlocal.conv4.5' has no norm, although" in note for note in made.report.notes)
     for part, lost in (("norm.bias", "w_z.norm.bias"), ("out.weight", "w_z.weight")):
         left = {name: value for name, value in saved.items() if name != authors_block_name(4, 5, part)}
         refused(convert, left, rf"has an affine layer, and no {re.escape(lost)}")

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from nonlocal_det.checkpoint.convert.draft import KINETICS_PIXELS, Source
+from collections.abc import Mapping
+from typing import Any
+
+from nonlocal_det.checkpoint.convert.draft import KINETICS_PIXELS, Draft, Source
 from nonlocal_det.checkpoint.convert.sources.caffe2 import TRAINING_STATE, rename
+
+
+def _prepare(
+    tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft
+) -> tuple[dict[str, Any], dict[str, str]]:
+    renamed, origins = rename(tensors)
+    if any(name.endswith(".running_var") for name in renamed):
+        # Blocks may be without norms there, so it is no fault, but it is rare.
+        draft.notes += [
+            f"the block {prefix!r} has no norm, although the net has batch norms with statistics"
+            for name in renamed
+            if (prefix := name.removesuffix(".g.weight")) != name and f"{prefix}.norm.weight" not in renamed
+        ]
+    return renamed, origins
+
 
 AUTHORS = Source(
     name="authors",
@@ -21,5 +39,5 @@ AUTHORS = Source(
     pixels=KINETICS_PIXELS,
     stride_in_1x1=False,
     unpadded_pool=True,
-    prepare=lambda tensors, rest, draft: rename(tensors),
+    prepare=_prepare,
 )

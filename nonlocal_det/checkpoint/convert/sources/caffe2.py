@@ -42,7 +42,7 @@ def _prepare(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     renamed, origins = rename(tensors)
     wide = renamed.get("res2.0.conv2.weight")
-    grouped = wide is not None and wide.shape[0] != wide.shape[1]
+    grouped = wide is not None and wide.dim() == 4 and wide.shape[0] != wide.shape[1]
     deep = sum(re.fullmatch(r"res4\.\d+\.conv1\.weight", name) is not None for name in renamed)
     backbone = [name for name in origins.values() if re.match(r"(res_)?conv1_|res[2-5]_\d", name)]
     kinds = {kind for kind in ("bn", "gn") if any(f"_{kind}_" in name for name in backbone)}
