@@ -102,7 +102,7 @@ def _not_crowd(annotation: Annotation) -> bool:
 @_check(
     "missing_key",
     ERROR,
-    "missing keys",
+    "missing key",
     detectron2="stops with a KeyError when it loads the file, or comes to the image",
     fix="an image needs id, file_name, width, height; an annotation id, image_id, category_id, bbox; a "
     "category id, name",
@@ -125,13 +125,13 @@ def _missing_key(subject: Subject) -> Found:
         ("category", subject.categories, ("id", "name")),
     ):
         found += _where(unit, entries, lambda e, needed=needed: lacks(needed, [e.get(key) for key in needed]))
-    return Found(found, f"missing keys {', '.join(sorted(keys))}")
+    return Found(found, f"missing key{'s' if len(keys) > 1 else ''} {', '.join(sorted(keys))}")
 
 
 @_check(
     "id_type",
     ERROR,
-    "ids that are no whole numbers from 0 up",
+    "id that is no whole number from 0 up",
     detectron2="takes text and the same number for different ids, and drops what belongs to no image",
     fix="write every id, image_id and category_id as a number",
 )
@@ -145,8 +145,8 @@ def _id_type(subject: Subject) -> Found:
     lost = _lost_by_type(subject) if found else 0
     return Found(
         found,
-        f"ids that are no whole numbers from 0 up, so that {lost} of {len(subject.annotations)} annotations "
-        "belong to no image"
+        f"id that is no whole number from 0 up, so that {lost} of {len(subject.annotations)} annotations "
+        f"{'belongs' if lost == 1 else 'belong'} to no image"
         if lost
         else None,
     )
@@ -166,7 +166,7 @@ def _typed(value: Any) -> tuple[bool, str]:
 @_check(
     "float_id",
     WARNING,
-    "ids with a decimal point",
+    "id with a decimal point",
     detectron2="takes 3.0 for 3",
     fix="write whole numbers",
 )
@@ -308,9 +308,9 @@ def _all_crowd(subject: Subject) -> Found:
 @_check(
     "ignore",
     ERROR,
-    "annotations to be ignored",
+    "annotation to be ignored",
     detectron2='stops: "ignore" is not supported',
-    fix="take them out, or write iscrowd 1, which neither training nor evaluation holds against the model",
+    fix="take it out, or write iscrowd 1, which neither training nor evaluation holds against the model",
 )
 def _ignore(subject: Subject) -> list[str]:
     return _annotations(subject, lambda a: bool(a.ignore))
@@ -659,8 +659,11 @@ def _short_polygon(subject: Subject) -> list[str]:
     detectron2="with masks on stops with a KeyError when it comes to the image; here the object is left out",
     fix="draw the mask",
 )
-def _empty_segmentation(subject: Subject) -> list[str]:
-    return _annotations(subject, lambda a: a.mask.kind == "empty")
+def _empty_segmentation(subject: Subject) -> Found:
+    found = _annotations(subject, lambda a: a.mask.kind == "empty")
+    # Where no mask is left, this is why.
+    lost = subject.masks and subject.training and not any(a.mask.usable for a in subject.annotations)
+    return Found(found, severity=ERROR if lost else None)
 
 
 @_check(
@@ -782,11 +785,30 @@ def _outside_picture(subject: Subject) -> list[str]:
     detectron2="stops with a FileNotFoundError when it comes to the image",
     fix="correct file_name, which is the path from the image folder, or the folder",
 )
-def _missing_picture(subject: Subject) -> list[str]:
+def _missing_picture(subject: Subject) -> Found:
     if subject.folder is None:
-        return []
+        return Found([])
     missing = missing_pictures(subject.named_images, subject.folder)
-    return [f"{_label('image', image.get('id'))} {image['file_name']}" for image in missing]
+    return _bad_pictures(
+        subject,
+        "image whose picture is not there",
+        [f"{_label('image', image.get('id'))} {image['file_name']}" for image in missing],
+        len(subject.named_images),
+    )
+
+
+def _bad_pictures(subject: Subject, what: str, found: Sequence[str], looked_at: int) -> Found:
+    """Say what comes of pictures that are of no use, of those that were looked at."""
+    if subject.max_bad_fraction is None:
+        return Found(found)
+    # One or two of a sample of 50 say little of the whole.
+    too_many = len(found) > max(2, subject.max_bad_fraction * looked_at) or len(found) == looked_at
+    return Found(
+        found,
+        f"{what} (training takes another in its place, up to DATALOADER.MAX_BAD_FRACTION "
+        f"{subject.max_bad_fraction} of all; here {len(found)} of {looked_at})",
+        severity=ERROR if too_many else WARNING,
+    )
 
 
 @_check(
@@ -796,12 +818,17 @@ def _missing_picture(subject: Subject) -> list[str]:
     detectron2="stops with an error when it comes to the image",
     fix="replace the picture, or take the image out of the file",
 )
-def _unreadable_picture(subject: Subject) -> list[str]:
-    return [
-        f"{_label('image', picture.image.get('id'))} {picture.image['file_name']}: {picture.problem}"
-        for picture in subject.pictures
-        if picture.problem is not None
-    ]
+def _unreadable_picture(subject: Subject) -> Found:
+    return _bad_pictures(
+        subject,
+        "picture that cannot be read",
+        [
+            f"{_label('image', picture.image.get('id'))} {picture.image['file_name']}: {picture.problem}"
+            for picture in subject.pictures
+            if picture.problem is not None
+        ],
+        len(subject.pictures),
+    )
 
 
 @_check(

@@ -16,6 +16,7 @@ from nonlocal_det.data.check_table import CHECKS, ERROR, WARNING, Found
 from nonlocal_det.data.coco_file import CocoFile, DatasetError, read_coco
 from nonlocal_det.data.mending import MENDABLE
 from nonlocal_det.data.pictures import outside
+from nonlocal_det.data.registration import summarize_file
 from nonlocal_det.data.subject import Subject
 
 __all__ = [
@@ -65,10 +66,10 @@ class Finding:
 
     def __str__(self) -> str:
         more = ", ..." if self.count > len(self.examples) else ""
-        fix = f"mended in memory, or: {self.fix}" if self.mended else self.fix
+        mended = " (mended in memory; check_dataset --write-fixed writes it)" if self.mended else ""
         return (
             f"{self.severity}: {self.what}: {self.count} ({', '.join(self.examples)}{more}). "
-            f"Detectron2 {self.detectron2}. Fix: {fix}."
+            f"Detectron2 {self.detectron2}. Fix: {self.fix}{mended}."
         )
 
 
@@ -105,7 +106,8 @@ def check_file(subject: Subject) -> list[Finding]:
 def check_before_training(cfg: CfgNode, *, eval_only: bool = False) -> None:
     """Check the annotation files of a config's data sets, but for Detectron2's own.
 
-    What is found goes to the log. Of the pictures a sample is opened; everything else is checked whole.
+    What is found goes to the log, and what DATASETS.REGISTER has taken from the files. Of the pictures a
+    sample is opened; everything else is checked whole.
 
     Args:
         cfg: a config from :func:`nonlocal_det.config.get_config`.
@@ -136,10 +138,14 @@ def check_before_training(cfg: CfgNode, *, eval_only: bool = False) -> None:
                 sample=SAMPLED_PICTURES,
                 other=first,
                 allow_outside=cfg.DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT,
+                # The evaluation needs them all.
+                max_bad_fraction=None if name in cfg.DATASETS.TEST else cfg.DATALOADER.MAX_BAD_FRACTION,
             )
         )
         first = first or file
         _report(name, path, findings)
+        if name in (entry[0] for entry in cfg.DATASETS.REGISTER):
+            logger.info("%s", _describe(cfg, name, file))
 
 
 def check_picture_paths(cfg: CfgNode, names: Sequence[str], images: Sequence[Mapping[str, Any]]) -> None:
@@ -163,8 +169,31 @@ def check_picture_paths(cfg: CfgNode, names: Sequence[str], images: Sequence[Map
         raise ConfigError(
             f"DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT is False: image {first.get('image_id')} of "
             f"{', '.join(names)} leads out of the image folder {', '.join(map(str, roots))}: "
-            f"{first['file_name']} ({len(found)} of {len(named)} images do); correct file_name, or write True"
+            f"{first['file_name']} ({len(found)} of {len(named)} images); correct file_name, or write True"
         )
+
+
+def _describe(cfg: CfgNode, name: str, file: CocoFile) -> str:
+    """Say in one line what a data set's file has decided."""
+    summary = summarize_file(file)
+    head = "RETINANET" if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else "ROI_HEADS"
+    classes, points = summary.classes, summary.keypoints
+    parts = [f"{_listed(classes, 'class', 'classes')}: MODEL.{head}.NUM_CLASSES {len(classes)}"]
+    if cfg.MODEL.KEYPOINT_ON and points:
+        pairs = len(MetadataCatalog.get(name).get("keypoint_flip_map", ()))
+        parts.append(
+            f"{_listed(points, 'keypoint', 'keypoints')}, {pairs} left and right: "
+            f"MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS {len(points)}"
+        )
+    if cfg.MODEL.MASK_ON:
+        masks = "some as RLE" if summary.has_rle else "as polygons"
+        parts.append(f"masks {masks}: INPUT.MASK_FORMAT {cfg.INPUT.MASK_FORMAT}")
+    return f"{name}: {file.path} has {'; '.join(parts)}"
+
+
+def _listed(names: Sequence[str], singular: str, plural: str) -> str:
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"{len(names)} {singular if len(names) == 1 else plural} ({shown})"
 
 
 def _report(name: str, path: str, findings: Sequence[Finding]) -> None:

@@ -255,6 +255,10 @@ def _list(classes: Sequence[str]) -> str:
     return f"{len(classes)} class{'es' if len(classes) > 1 else ''} ({shown})"
 
 
+def _count(keypoints: Sequence[str]) -> str:
+    return f"{len(keypoints)} keypoint{'' if len(keypoints) == 1 else 's'}"
+
+
 def _fill(cfg: CfgNode, user_keys: set[str], source: str, summary: Summary) -> None:
     count = len(summary.classes)
     retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
@@ -277,14 +281,14 @@ def _fill_keypoints(cfg: CfgNode, user_keys: set[str], source: str, names: Seque
         head.NUM_KEYPOINTS = len(names)
     elif len(names) != head.NUM_KEYPOINTS:
         raise DatasetError(
-            f"{key} is {head.NUM_KEYPOINTS}: {source} has {len(names)} keypoints ({', '.join(names)}); write "
+            f"{key} is {head.NUM_KEYPOINTS}: {source} has {_count(names)} ({', '.join(names)}); write "
             f"{len(names)} or leave the key out"
         )
     key = "TEST.KEYPOINT_OKS_SIGMAS"
     if key in user_keys and cfg.TEST.KEYPOINT_OKS_SIGMAS:
         if len(names) != len(cfg.TEST.KEYPOINT_OKS_SIGMAS):
             raise DatasetError(
-                f"{key} is {cfg.TEST.KEYPOINT_OKS_SIGMAS}: {source} has {len(names)} keypoints; write "
+                f"{key} is {cfg.TEST.KEYPOINT_OKS_SIGMAS}: {source} has {_count(names)}; write "
                 f"{len(names)} values, or leave the key out"
             )
         return
@@ -354,7 +358,8 @@ def _load(entry: _Entry) -> list[dict[str, Any]]:
         dropped = len(objects) - sum(len(record["annotations"]) for record in records)
         if dropped:
             logger.warning(
-                "%s: left out %d of %d objects, which have no mask", entry.name, dropped, len(objects)
+                "%s: objects without a mask, which are left out: %d of %d",
+                *(entry.name, dropped, len(objects)),
             )
     names = MetadataCatalog.get(entry.name).get("keypoint_names", ())
     if entry.keypoints and names:
@@ -363,6 +368,6 @@ def _load(entry: _Entry) -> list[dict[str, Any]]:
             obj["keypoints"] = [0.0] * (3 * len(names))
         if without:
             logger.info(
-                "%s: %d objects have no keypoints; they count as not labelled", entry.name, len(without)
+                "%s: objects without keypoints, which count as not labelled: %d", entry.name, len(without)
             )
     return records

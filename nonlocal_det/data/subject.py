@@ -29,6 +29,8 @@ class Subject:
         sample: open this many pictures, evenly spaced; None opens all.
         other: a file that must have the same classes.
         allow_outside: whether pictures may lie outside the image folder.
+        max_bad_fraction: how many of the pictures may be of no use, 0 to 1, as training takes others in their
+            places; None where each is needed.
     """
 
     file: CocoFile
@@ -39,6 +41,7 @@ class Subject:
     sample: int | None = None
     other: CocoFile | None = None
     allow_outside: bool = False
+    max_bad_fraction: float | None = None
 
     @property
     def images(self) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         print(json.dumps(_as_json(file, findings, mended), indent=2, ensure_ascii=False))
     else:
-        _show(file, findings, mended, args.write_fixed)
+        _show(file, findings, mended, args)
     return 2 if any(finding.severity == ERROR for finding in findings) else 0
 
 
@@ -156,14 +156,30 @@ def _counts(file: CocoFile) -> dict[str, int]:
     }
 
 
-def _show(file: CocoFile, findings: Sequence[Finding], mended: dict[str, int], fixed: Path | None) -> None:
-    print(f"{file.path}: {', '.join(f'{number} {what}' for what, number in _counts(file).items())}")
+def _show(
+    file: CocoFile, findings: Sequence[Finding], mended: dict[str, int], args: argparse.Namespace
+) -> None:
+    images, annotations, categories = _counts(file).values()
+    print(
+        f"{file.path}: {_number(images, 'image')}, {_number(annotations, 'annotation')}, "
+        f"{_number(categories, 'category', 'categories')}"
+    )
     for finding in findings:
         print(finding)
-    if fixed is not None:
-        print(f"{fixed}: written; mended {', '.join(f'{k} {n}' for k, n in mended.items()) or 'nothing'}")
+    if args.write_fixed is not None:
+        listed = ", ".join(f"{kind} {number}" for kind, number in mended.items())
+        print(f"{args.write_fixed}: written; mended {listed or 'nothing'}")
     errors = sum(finding.severity == "error" for finding in findings)
-    print(f"{errors} kinds of error, {len(findings) - errors} of warning")
+    summary = f"{_number(errors, 'kind')} of error, {_number(len(findings) - errors, 'kind')} of warning"
+    if args.against is not None:
+        differ = {finding.kind for finding in findings} & {"classes_differ", "keypoints_differ"}
+        names = " and ".join(sorted(kind.removesuffix("_differ") for kind in differ))
+        summary += f"; compared with {args.against}: {f'{names} differ' if names else 'the classes agree'}"
+    print(summary)
+
+
+def _number(count: int, singular: str, plural: str = "") -> str:
+    return f"{count} {singular if count == 1 else plural or f'{singular}s'}"
 
 
 if __name__ == "__main__":

@@ -342,6 +342,39 @@ def test_damaged_pictures(check):
     assert "missing_picture" not in findings
 
 
+def test_pictures_that_training_can_do_without(check, pictures):
+    document = sound()
+    document["images"] = [
+        {"id": i, "file_name": f"{i}.png", "width": 40, "height": 30} for i in range(1, 101)
+    ]
+    for i in range(3, 101):
+        (pictures / f"{i}.png").write_bytes((pictures / "1.png").read_bytes())
+
+    def severities(**options):
+        found = check(document, folder=pictures, **{"max_bad_fraction": 0.02, **options})
+        return {kind: finding.severity for kind, finding in found.items()}
+
+    for number in (10, 30):
+        (pictures / f"{number}.png").write_bytes(b"")
+        (pictures / f"{number + 1}.png").unlink()
+    assert severities() == {"missing_picture": WARNING, "unreadable_picture": WARNING}
+    assert severities(max_bad_fraction=0.0) == severities()  # one or two may be chance
+    assert severities(max_bad_fraction=None) == {"missing_picture": ERROR, "unreadable_picture": ERROR}
+    finding = check(document, folder=pictures, max_bad_fraction=0.02)["unreadable_picture"]
+    assert "training takes another in its place, up to DATALOADER.MAX_BAD_FRACTION 0.02" in finding.what
+    assert "2 of 98" in finding.what
+    (pictures / "50.png").write_bytes(b"")
+    assert severities()["unreadable_picture"] == ERROR  # 3 of 98
+    assert severities(max_bad_fraction=0.05)["unreadable_picture"] == WARNING
+    assert severities(sample=10)["missing_picture"] == WARNING  # all are looked for, few are opened
+    (pictures / "51.png").unlink()
+    assert severities()["missing_picture"] == ERROR
+    # Nothing is left to take in their places.
+    for path in pictures.iterdir():
+        path.unlink()
+    assert severities(max_bad_fraction=1.0) == {"missing_picture": ERROR}
+
+
 def test_pictures_are_sampled(check, pictures):
     (pictures / "1.png").write_bytes(b"")
     (pictures / "2.png").write_bytes(b"")
@@ -454,7 +487,20 @@ def test_words_of_some_verdicts():
     assert "super-category" in findings("roboflow_category_0")["unused_category"].what
     assert "start at 0" in findings("roboflow_category_0")["category_ids"].what
     assert "13 of 14 annotations belong to no image" in findings("string_image_id")["id_type"].what
-    assert findings("empty_segmentation", masks=True)["no_mask"].severity == ERROR
+    for kind in ("no_mask", "empty_segmentation"):
+        assert findings("empty_segmentation", masks=True)[kind].severity == ERROR
+
+
+def test_an_empty_segmentation_is_an_error_where_no_mask_is_left(check):
+    document = sound()
+    every("segmentation", [])(document)
+    findings = check(document)
+    assert {kind: finding.severity for kind, finding in findings.items()} == {
+        "empty_segmentation": ERROR,
+        "no_mask": ERROR,
+    }
+    assert check(document, masks=False)["empty_segmentation"].severity == WARNING
+    assert check(document, training=False)["empty_segmentation"].severity == WARNING
 
 
 @needs_shared
@@ -535,13 +581,14 @@ def registered(tmp_path, pictures):
             MetadataCatalog.remove(name)
 
 
-def config(train, test=()):
+def config(train, test=(), *options):
     return get_config(
         "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml",
         [
-            "DATASETS.REGISTER", [*train, *test],
+            "DATASETS.REGISTER", [entry for i, entry in enumerate([*train, *test]) if entry not in train[:i]],
             "DATASETS.TRAIN", tuple(entry[0] for entry in train),
             "DATASETS.TEST", tuple(entry[0] for entry in test),
+            *options,
         ],
     )  # fmt: skip
 
@@ -578,6 +625,34 @@ def test_before_training_a_test_set_may_have_no_annotations(registered):
     check_before_training(config([registered("pre_train", sound())], [registered("pre_val", document)]))
     with pytest.raises(ConfigError, match="no annotation at all"):
         check_before_training(config([registered("pre_train2", document)]))
+
+
+def test_before_training_a_bad_picture_costs_a_sample(registered, pictures, caplog):
+    (pictures / "2.png").write_bytes(b"")
+    train, test = registered("pre_train", sound()), registered("pre_val", sound())
+    check_before_training(config([train]))
+    assert "pre_train: warning: picture that cannot be read (training takes another" in caplog.text
+    # The evaluation cannot do without it.
+    for cfg in (config([train], [test]), config([train], [train])):
+        with pytest.raises(ConfigError, match="picture that cannot be read: 1"):
+            check_before_training(cfg)
+
+
+def test_before_training_what_was_taken_from_the_files_is_logged(registered, caplog):
+    document = sound()
+    for category in document["categories"]:
+        category["keypoints"] = ["left_end", "right_end"]
+    document["annotations"][0]["segmentation"] = COUNTS
+    train, test = registered("pre_train", document), registered("pre_val", document)
+    with caplog.at_level(logging.INFO, logger="nonlocal_det.data.checks"):
+        check_before_training(config([train], [test], "MODEL.KEYPOINT_ON", True))
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    what = (
+        "has 2 classes (hazel, walnut): MODEL.ROI_HEADS.NUM_CLASSES 2; 2 keypoints (left_end, right_end), "
+        "1 left and right: MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS 2; masks some as RLE: INPUT.MASK_FORMAT "
+        "bitmask"
+    )
+    assert lines == [f"{name}: {path} {what}" for name, path, _ in (train, test)]
 
 
 def test_before_training_the_projects_and_detectron2s_data_sets_are_left_alone(monkeypatch):

@@ -284,7 +284,7 @@ def test_objects_without_a_mask_are_left_out(nuts, tmp_path, monkeypatch, missin
     cfg = config([nuts("nuts_train", document(masks=masks))])
     with caplog.at_level(logging.WARNING, logger="nonlocal_det.data.registration"):
         (record,) = DatasetCatalog.get("nuts_train")
-    assert "left out 1 of 2 objects" in caplog.text
+    assert "without a mask, which are left out: 1 of 2" in caplog.text
     assert len(DatasetMapper(cfg)(record)["instances"].gt_masks) == 1
 
 

@@ -52,8 +52,8 @@ def test_warnings_are_lines_and_exit_code_0(capsys, source):
     code, out, err = run(capsys, source)
     lines = out.splitlines()
     assert (code, err) == (0, "")
-    assert lines[0] == f"{source}: 1 images, 1 annotations, 1 categories"
-    assert lines[-1] == "0 kinds of error, 4 of warning"
+    assert lines[0] == f"{source}: 1 image, 1 annotation, 1 category"
+    assert lines[-1] == "0 kinds of error, 4 kinds of warning"
     assert len(lines) == 6
     for line in lines[1:-1]:
         assert line.startswith("warning: ")
@@ -87,6 +87,12 @@ def test_against(capsys, source, tmp_path):
     code, out, _ = run(capsys, source, "--against", path)
     assert code == 2
     assert "only here: 'Haselnuß'" in out
+    assert out.splitlines()[-1].endswith(
+        f"1 kind of error, 4 kinds of warning; compared with {path}: classes differ"
+    )
+    code, out, _ = run(capsys, source, "--against", source)
+    assert code == 0
+    assert out.splitlines()[-1].endswith(f"; compared with {source}: the classes agree")
 
 
 def test_json(capsys, source):
@@ -116,7 +122,7 @@ def test_write_fixed(capsys, source, tmp_path):
     assert f"{target}: written; mended " in out
     assert source.read_bytes() == before
     code, out, _ = run(capsys, target)
-    assert (code, out.splitlines()[1:]) == (0, ["0 kinds of error, 0 of warning"])
+    assert (code, out.splitlines()[1:]) == (0, ["0 kinds of error, 0 kinds of warning"])
     fixed = json.loads(target.read_text(encoding="utf-8"))
     assert fixed["categories"] == [{"id": 1, "name": "Haselnuß"}]
     assert fixed["annotations"][0]["area"] == 16
@@ -175,7 +181,7 @@ def test_as_a_command():
     command = [sys.executable, "-m", "nonlocal_det.tools.check_dataset", str(SHARED / "nuclei/train.json")]
     done = subprocess.run([*command, str(SHARED / "nuclei/images"), "--masks"], cwd=ROOT, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert b"24 images, 465 annotations, 1 categories" in done.stdout
+    assert b"24 images, 465 annotations, 1 category" in done.stdout
 
 
 def write_large(path, count):
