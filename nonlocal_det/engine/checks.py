@@ -64,6 +64,13 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
     for key in ("IMS_PER_BATCH", "MAX_ITER", "CHECKPOINT_PERIOD"):
         if cfg.SOLVER[key] < 1:
             raise ConfigError(f"SOLVER.{key} is {cfg.SOLVER[key]}: write 1 or more")
+    period, reference = cfg.TEST.EVAL_PERIOD, cfg.SOLVER.REFERENCE_WORLD_SIZE
+    if cfg.SOLVER.EARLY_STOP_PATIENCE and reference and round(period * reference / processes) < 1:
+        raise ConfigError(
+            f"SOLVER.EARLY_STOP_PATIENCE is {cfg.SOLVER.EARLY_STOP_PATIENCE}: it counts evaluations, and "
+            f"TEST.EVAL_PERIOD {period}, scaled from {reference} processes (SOLVER.REFERENCE_WORLD_SIZE) to "
+            f"{processes}, makes none; write TEST.EVAL_PERIOD {processes} or more"
+        )
     on_cpu = torch.device(cfg.MODEL.DEVICE).type == "cpu"
     if on_cpu and cfg.SOLVER.AMP.ENABLED:
         raise ConfigError(
@@ -84,7 +91,7 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
                     f"{key} is {norm!r}: PyTorch's does not train on CPUs with {processes} processes; write "
                     '"naiveSyncBN"'
                 )
-    reference, batch = cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.SOLVER.IMS_PER_BATCH
+    batch = cfg.SOLVER.IMS_PER_BATCH
     if not reference and batch % processes:
         raise ConfigError(
             f"SOLVER.IMS_PER_BATCH is {batch}: {processes} processes cannot share it evenly; write a "

@@ -67,6 +67,14 @@ def test_schedule_of_no_length(config, key):
     refused(f"SOLVER.{key} is 0: write 1 or more", check_training, config(**{"SOLVER." + key: 0}))
 
 
+def test_early_stopping_without_evaluations(config):
+    changes = {"SOLVER.IMS_PER_BATCH": 8, "SOLVER.REFERENCE_WORLD_SIZE": 1, "TEST.EVAL_PERIOD": 3}
+    cfg = config(**changes, SOLVER__EARLY_STOP_PATIENCE=2)
+    refused("EARLY_STOP_PATIENCE is 2.*EVAL_PERIOD 3.*write TEST.EVAL_PERIOD 8", check_training, cfg, 8)
+    check_training(cfg, 2)
+    check_training(config(**changes), 8)
+
+
 def test_no_data_set(config):
     refused(r"DATASETS\.TRAIN is \(\)", check_run, config(DATASETS__TRAIN=()))
     refused(r"DATASETS\.TEST is \(\)", check_run, config(DATASETS__TEST=()), eval_only=True)
