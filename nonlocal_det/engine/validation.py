@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,7 +65,9 @@ class ValidationLoss:
                     for name in self._cfg.DATASETS.TEST
                     if (loader := _build_loader(self._cfg, name)) is not None
                 }
-            with _computes_losses(model), torch.no_grad():
+            with _computes_losses(model), torch.no_grad(), warnings.catch_warnings():
+                # Keypoint heads take means over no images for the event storage.
+                warnings.filterwarnings("ignore", "Mean of empty slice|invalid value", RuntimeWarning)
                 found = {name: _mean_losses(model, name, loader) for name, loader in self._loaders.items()}
         return {name: losses for name, losses in found.items() if losses}
 
