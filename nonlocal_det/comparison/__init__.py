@@ -6,7 +6,7 @@ from nonlocal_det.comparison.arms import TASKS, Arm, ArmError, named_arms, parse
 from nonlocal_det.comparison.collect import Cost, Outcome, collect, measure_cost
 from nonlocal_det.comparison.figures import draw_curves, draw_distance
 from nonlocal_det.comparison.report import Report
-from nonlocal_det.comparison.runs import Run, plan_runs, run_all
+from nonlocal_det.comparison.runs import Run, check_folder, lock_folder, plan_runs, run_all
 from nonlocal_det.comparison.statistics import Difference, Summary, paired_difference, summarize
 
 __all__ = [
@@ -19,9 +19,11 @@ __all__ = [
     "Report",
     "Run",
     "Summary",
+    "check_folder",
     "collect",
     "draw_curves",
     "draw_distance",
+    "lock_folder",
     "measure_cost",
     "named_arms",
     "paired_difference",

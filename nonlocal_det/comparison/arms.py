@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 __all__ = ["TASKS", "Arm", "ArmError", "Task", "custom_arm", "named_arms", "parse_seeds"]
 
+_MOST_SEEDS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -176,14 +177,17 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """Read seeds: numbers and ranges with both ends, by commas: ``0-4``, ``0,1,7``.
 
     Raises:
-        ArmError: it is not that, or a seed is named twice.
+        ArmError: it is not that, they are more than 1,000, or a seed is named twice.
     """
     seeds: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
         if not found or (found[2] and int(found[2]) < int(found[1])):
             raise ArmError(f"seeds {text!r}: write numbers and ranges, such as 0-4 or 0,1,7")
-        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
+        more = range(int(found[1]), int(found[2] or found[1]) + 1)
+        if len(seeds) + len(more) > _MOST_SEEDS:
+            raise ArmError(f"seeds {text!r}: more than {_MOST_SEEDS:,}; each is a training run of its own")
+        seeds += more
     if len(set(seeds)) < len(seeds):
         raise ArmError(f"seeds {text!r}: one is named twice")
     return tuple(seeds)

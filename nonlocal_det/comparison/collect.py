@@ -105,7 +105,8 @@ def collect(run: Run, cfg: CfgNode) -> Outcome:
     for line in lines:
         for key, value in line.items():
             task, _, metric = key.removeprefix(prefix).partition("/")
-            if key.startswith(prefix) and task in ("bbox", "segm", "keypoints") and metric in _METRICS:
+            known = key.startswith(prefix) and task in ("bbox", "segm", "keypoints") and metric in _METRICS
+            if known and math.isfinite(value):  # it is not where the data set has nothing to find
                 outcome.scores[f"{task}/{metric}"] = value
     predictions = run.folder / "inference" / prefix / "coco_instances_results.json"
     annotations = MetadataCatalog.get(name).get("json_file", "")

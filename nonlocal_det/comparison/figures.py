@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,90 +14,101 @@ __all__ = ["draw_curves", "draw_distance"]
 
 # Told apart by colour-blind readers, too.
 _COLORS = ("0.35", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
+_DASHES = ("-", "--", ":")
+_FEW = 4
+"""Up to so many names of lines stand inside the axes."""
 
 
 def draw_curves(
-    path: str | os.PathLike[str], outcomes: Sequence[Outcome], labels: Mapping[str, str], caption: str = ""
+    path: str | os.PathLike[str],
+    outcomes: Sequence[Outcome],
+    labels: Mapping[str, str],
+    arms: Sequence[str] = (),
 ) -> bool:
-    """Draw the total training loss against the iteration: a thin line a run, a thick one for the mean.
+    """Draw the total training loss against the iteration: a thin line a run, a thick one for their mean.
 
     Args:
         path: a .png file.
-        outcomes: runs of the arms to draw.
-        labels: name of an arm -> its label, in the order of the legend.
-        caption: a line below.
+        outcomes: runs of any arms.
+        labels: name of an arm -> its label, of all arms: an arm has the colour of its place here.
+        arms: names of those to draw; all by default.
 
     Returns:
         Whether there was anything to draw.
     """
-    curves: dict[str, list[dict[int, float]]] = defaultdict(list)
+    curves = {name: [] for name in labels if name in arms or not arms}
     for outcome in outcomes:
-        if outcome.arm in labels and len(outcome.curve) > 1:
+        if outcome.arm in curves and len(outcome.curve) > 1:
             curves[outcome.arm].append(dict(outcome.curve))
-    if not curves:
+    if not any(curves.values()):
         return False
-    figure, axis = _figure()
-    for color, (arm, label) in zip(_cycle(), labels.items(), strict=False):
-        runs = curves.get(arm)
+    figure, (axis,) = _figure(1)
+    for name, style in _styles(labels).items():
+        runs = curves.get(name)
         if not runs:
             continue
-        for run in runs:
-            axis.plot(list(run), list(run.values()), color=color, linewidth=0.6, alpha=0.35)
+        if len(runs) > 1:
+            for run in runs:
+                axis.plot(list(run), list(run.values()), **style, linewidth=0.6, alpha=0.35)
         steps = sorted(set.intersection(*map(set, runs)))
         mean = [np.mean([run[step] for run in runs]) for step in steps]
-        axis.plot(steps, mean, color=color, linewidth=1.8, label=f"{label} ({_seeds(len(runs))})")
+        axis.plot(steps, mean, **style, linewidth=1.8, label=f"{labels[name]} ({_seeds(len(runs))})")
     axis.set_ylim(bottom=0)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("iteration")
     axis.set_ylabel("training loss")
-    axis.legend(frameon=False, fontsize=9)
-    _save(figure, path, caption)
+    _legend([axis], "upper right")
+    figure.savefig(path, format="png")
     return True
 
 
 def draw_distance(
-    path: str | os.PathLike[str], outcomes: Sequence[Outcome], labels: Mapping[str, str], caption: str = ""
+    path: str | os.PathLike[str], outcomes: Sequence[Outcome], labels: Mapping[str, str]
 ) -> bool:
     """Draw how often the class is right, and box AP, against the distance to what tells the class.
 
-    Objects of all seeds are counted together; the bars are 95 % intervals over seeds, as in the table.
+    A dot is the mean over the seeds of an arm, and the bar through it goes from the lowest seed to the
+    highest. Below each range of distances stands the number of objects in it.
 
     Args:
         path: a .png file.
         outcomes: runs of the arms to draw.
         labels: name of an arm -> its label, in the order of the legend.
-        caption: a line below.
 
     Returns:
         Whether there was anything to draw: only some data sets record distances.
     """
-    drawn = [outcome for outcome in outcomes if "distance" in outcome.probes and outcome.arm in labels]
+    rows = {
+        name: [one.probes["distance"] for one in outcomes if one.arm == name and "distance" in one.probes]
+        for name in labels
+    }
+    drawn = [name for name in labels if rows[name]]
     if not drawn:
         return False
+    bins = {row["low"]: row for name in drawn for run in rows[name] for row in run}
+    lows = sorted(bins)
     figure, axes = _figure(2)
-    bins = sorted({(row["low"], row["high"]) for one in drawn for row in one.probes["distance"]}, key=str)
-    bins.sort(key=lambda ends: ends[0])
-    for color, (arm, label) in zip(_cycle(), labels.items(), strict=False):
-        runs = [one.probes["distance"] for one in drawn if one.arm == arm]
-        if not runs:
+    # Arms stand side by side in each range, so that one does not hide another.
+    shifts = dict(zip(drawn, np.arange(len(drawn)) - (len(drawn) - 1) / 2, strict=True))
+    width = min(0.08, 0.6 / len(drawn))
+    axes[0].axhline(50, color="0.6", linewidth=1, linestyle="--", label="chance")
+    for name, style in _styles(labels).items():
+        if name not in shifts:
             continue
-        for axis, value in ((axes[0], _percent_right), (axes[1], lambda row: row["AP"])):
-            per_bin = [[value(row) for run in runs for row in run if row["low"] == low] for low, _ in bins]
-            per_bin = [[v for v in values if v is not None] for values in per_bin]
-            mean = [np.mean(values) if values else np.nan for values in per_bin]
-            axis.plot(range(len(bins)), mean, color=color, marker="o", label=f"{label} ({_seeds(len(runs))})")
-            for position, values in enumerate(per_bin):
-                axis.plot([position] * len(values), values, ".", color=color, markersize=3, alpha=0.5)
-    names = [f"{low:.0f}+" if high is None else f"{low:.0f}-{high:.0f}" for low, high in bins]
+        positions = np.arange(len(lows)) + width * shifts[name]
+        label = f"{labels[name]} ({_seeds(len(rows[name]))})"
+        for axis, figure_of in zip(axes, (_percent_right, lambda row: row["AP"]), strict=True):
+            lowest, mean, highest = np.transpose([_spread(rows[name], low, figure_of) for low in lows])
+            axis.plot(positions, mean, **style, marker="o", markersize=4.5, linewidth=1.2, label=label)
+            axis.vlines(positions, lowest, highest, color=style["color"], linewidth=2.5, alpha=0.45)
     for axis in axes:
-        axis.set_xticks(range(len(bins)), names)
+        axis.set_xticks(range(len(lows)), [_range(bins[low]) for low in lows])
         axis.set_xlabel("distance to the disc (pixels)")
-        axis.set_ylim(0, 103)
-    axes[0].axhline(50, color="0.6", linewidth=1, linestyle="--")
-    axes[0].text(0, 47, "chance", color="0.45", fontsize=8, va="top")
+        axis.set_ylim(0, 104)
     axes[0].set_ylabel("class right (% of the squares found)")
     axes[1].set_ylabel("box AP")
-    axes[0].legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 0.02))
-    _save(figure, path, caption)
+    _legend(axes, "lower left")
+    figure.savefig(path, format="png")
     return True
 
 
@@ -106,29 +116,54 @@ def _percent_right(row: Mapping[str, Any]) -> float | None:
     return 100 * row["right"] / row["found"] if row["found"] else None
 
 
-def _cycle() -> list[str]:
-    return list(_COLORS) * 4
+def _spread(
+    runs: Sequence[Sequence[Mapping[str, Any]]],
+    low: float,
+    figure_of: Callable[[Mapping[str, Any]], float | None],
+) -> tuple[float, float, float]:
+    """Return the lowest, the mean and the highest figure of the runs in the range that starts at ``low``."""
+    values = [figure_of(row) for run in runs for row in run if row["low"] == low]
+    found = [value for value in values if value is not None]
+    return (min(found), float(np.mean(found)), max(found)) if found else (np.nan, np.nan, np.nan)
+
+
+def _range(row: Mapping[str, Any]) -> str:
+    ends = f"{row['low']:.0f}+" if row["high"] is None else f"{row['low']:.0f} to {row['high']:.0f}"
+    return f"{ends}\nn = {row['objects']}"
+
+
+def _styles(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return a line style for each arm, by its place."""
+    count = len(_COLORS)
+    return {
+        name: {"color": _COLORS[place % count], "linestyle": _DASHES[place // count % len(_DASHES)]}
+        for place, name in enumerate(labels)
+    }
 
 
 def _seeds(count: int) -> str:
     return f"{count} seed{'' if count == 1 else 's'}"
 
 
-def _figure(columns: int = 1) -> tuple[Any, Any]:
+def _legend(axes: Sequence[Any], place: str) -> None:
+    """Name the lines of the first axes: inside them, or right of the last where there are many."""
+    handles, names = axes[0].get_legend_handles_labels()
+    if len(names) <= _FEW:
+        axes[0].legend(handles, names, frameon=False, fontsize=9, loc=place)
+    else:
+        axes[0].figure.set_figwidth(axes[0].figure.get_figwidth() + 2.6)
+        axes[-1].legend(handles, names, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _figure(columns: int) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # not pyplot: it would choose a backend
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1 + 4 * columns + (columns == 1), 3.6), dpi=120, layout="constrained")
+    figure = Figure(figsize=(6 if columns == 1 else 9.5, 3.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, columns)
-    for axis in np.atleast_1d(axes):
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="0.9")
         axis.set_axisbelow(True)
     return figure, axes
-
-
-def _save(figure: Any, path: str | os.PathLike[str], caption: str) -> None:
-    if caption:
-        figure.supxlabel(caption, fontsize=7, color="0.35")
-    figure.savefig(path, format="png")

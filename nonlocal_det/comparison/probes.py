@@ -32,18 +32,18 @@ def probe(annotations: Path, predictions: Path) -> dict[str, Any]:
 
     Returns:
         "distance" (see :func:`by_distance`) where distances are recorded, "left_hands" (see
-        :func:`left_hands`) where the way that persons face is.
+        :func:`left_hands`) where the way that persons face is, and the model predicts keypoints.
 
     Raises:
         OSError: a file cannot be read.
     """
     truth = json.loads(annotations.read_text(encoding="utf-8"))
     results = json.loads(predictions.read_text(encoding="utf-8"))
-    objects = truth["annotations"]
+    objects = truth.get("annotations", [])
     found: dict[str, Any] = {}
     if objects and all("distance" in one and "disc" in one for one in objects):
         found["distance"] = by_distance(truth, results)
-    if objects and all("facing" in one for one in objects):
+    if objects and all("facing" in one for one in objects) and all("keypoints" in one for one in results):
         found["left_hands"] = left_hands(truth, results)
     return found
 

@@ -245,13 +245,12 @@ class Report:
 
 
 def _figures(outcome: Outcome) -> dict[str, float]:
-    """Return the scores of a run with the percentages of its probes."""
+    """Return the scores of a run with the percentages of its probes, of the objects that it found."""
     figures = dict(outcome.scores)
-    if rows := outcome.probes.get("distance"):
-        found = sum(row["found"] for row in rows)
-        figures[CLASS] = 100 * sum(row["right"] for row in rows) / found if found else float("nan")
-    if hands := outcome.probes.get("left_hands"):
-        figures[HANDS] = 100 * hands["right"] / hands["found"] if hands["found"] else float("nan")
+    hands = outcome.probes.get("left_hands")
+    for name, rows in ((CLASS, outcome.probes.get("distance", [])), (HANDS, [hands] if hands else [])):
+        if found := sum(row["found"] for row in rows):
+            figures[name] = 100 * sum(row["right"] for row in rows) / found
     return figures
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,20 +10,23 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import portalocker
+import torch
 import yaml
 from detectron2.config import CfgNode
 
 from nonlocal_det.comparison.arms import Arm, ArmError
 
-__all__ = ["Run", "RunRecord", "plan_runs", "run_all"]
+__all__ = ["Run", "RunRecord", "check_folder", "lock_folder", "plan_runs", "run_all"]
 
 RECORD = "run.json"
 CONSOLE = "console.txt"
+LOCK = ".lock"
 #: What nonlocal_det.tools.train returns when a signal has stopped it after saving.
 STOPPED = 75
 _POLL_SECONDS = 0.2
@@ -36,7 +40,7 @@ class RunRecord:
         exit_code: of the last try; None while it runs, or when it was killed with this process.
         seconds: wall time of all tries together.
         tries: how often it was started.
-        error: last line of its output, where it failed.
+        error: last line of its output, where it failed; "" where a signal has stopped it.
         threads: CPU threads that it was given.
         at_once: how many runs shared the machine.
     """
@@ -105,6 +109,11 @@ class Run:
         """Whether it has been trained and evaluated to the end."""
         return self.record().exit_code == 0
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped its last try, which is no failure."""
+        return self.record().exit_code == STOPPED
+
 
 def plan_runs(
     arms: Sequence[Arm], seeds: Sequence[int], output: Path, opts: Sequence[str] = (), num_gpus: int = 1
@@ -163,69 +172,138 @@ def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return keys
 
 
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[int]:
+    """Keep other comparisons out of a folder, which is made where it is missing.
+
+    The system releases the lock when this process and those that inherited the lock have ended.
+
+    Args:
+        folder: that of the comparison.
+
+    Yields:
+        The file descriptor that holds the lock, for processes that are to hold it, too.
+
+    Raises:
+        ArmError: another comparison is at work there.
+        OSError: the folder cannot be made or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+        try:
+            portalocker.lock(file, portalocker.LOCK_EX | portalocker.LOCK_NB)
+        except portalocker.AlreadyLocked:
+            file.seek(0)
+            raise ArmError(
+                f"--output {folder}: process {file.read().strip()} compares in this folder, or a training of "
+                "its still runs; wait for it, stop it, or name another folder"
+            ) from None
+        except portalocker.LockException:
+            pass  # no locks here, as on some network drives
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield file.fileno()
+
+
 def run_all(
     runs: Sequence[Run],
     *,
     parallel: int = 1,
     threads: int = 1,
+    lock: int | None = None,
     report: Callable[[Run, RunRecord], None] = lambda run, record: None,
 ) -> bool:
     """Run what is not finished, some at a time. What fails is recorded and does not stop the others.
 
-    SIGINT and SIGTERM are passed on to the training commands, which save and stop.
+    Signals to stop are passed on to the training commands, which save and stop; a second one ends them at
+    once. Runs at work at the same time get different GPUs, as far as there are.
 
     Args:
         runs: the runs.
         parallel: how many at a time.
         threads: CPU threads of each.
+        lock: what :func:`lock_folder` yields: held as long as a training command runs, even if this process
+            is killed.
         report: called with each run that has ended.
 
     Returns:
         Whether all were tried: False where a signal has stopped it.
     """
     waiting = deque(run for run in runs if not run.finished)
-    running: list[_Process] = []
+    running: dict[int, _Process] = {}  # by place, of which there are ``parallel``
     stop: list[int] = []
-    old = {number: signal.signal(number, lambda got, _: stop.append(got)) for number in _SIGNALS}
+    # One that is ignored, as SIGHUP is under nohup, stays so.
+    signals = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    old = {number: signal.signal(number, lambda got, _: stop.append(got)) for number in signals}
     try:
         while running or (waiting and not stop):
-            while waiting and len(running) < parallel and not stop:
-                running.append(_Process(waiting.popleft(), threads, parallel))
+            for place in range(parallel):
+                if place not in running and waiting and not stop:
+                    run = waiting.popleft()
+                    running[place] = _Process(run, threads, parallel, _gpus(place, run.num_gpus), lock)
             if stop:
-                for process in running:
-                    process.stop()
-            for process in [process for process in running if process.poll()]:
-                running.remove(process)
-                report(process.run, process.record)
+                for process in running.values():
+                    process.stop(at_once=len(stop) > 1)
+            for place, process in list(running.items()):
+                if process.poll():
+                    del running[place]
+                    report(process.run, process.record)
             time.sleep(_POLL_SECONDS)
     finally:
-        for process in running:
+        for process in running.values():
             process.stop()
         for number, handler in old.items():
             signal.signal(number, handler)
     return not stop
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+)
+
+
+def _gpus(place: int, num_gpus: int) -> dict[str, str]:
+    """Return the environment that gives a run GPUs of its own; nothing where it may see them all."""
+    count = torch.cuda.device_count()
+    if count <= num_gpus:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(count)]
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(
+            names[(place * num_gpus + number) % count] for number in range(num_gpus)
+        )
+    }
 
 
 class _Process:
     """A training command at work."""
 
-    def __init__(self, run: Run, threads: int, at_once: int) -> None:
+    def __init__(
+        self, run: Run, threads: int, at_once: int, gpus: Mapping[str, str], lock: int | None
+    ) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         self.run = run
         self.record = run.record()
         self._before = self.record.seconds
-        self._stopped = False
+        self._stopped = self._killed = False
         self.record.exit_code, self.record.error = None, ""
         self.record.tries += 1
         self.record.threads, self.record.at_once = threads, at_once
         run.write(self.record)
         self._console = (run.folder / CONSOLE).open("ab")
         self._offset = self._console.tell()
-        # Threads that wait in a loop take the cores from other runs.
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        # A run starts its own processes, even if torchrun or Slurm has made this one a part of something.
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in ("RANK", "SLURM_PROCID")
+        }
+        environment = {
+            **inherited,
+            "OMP_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait in a loop take the cores from other runs
+            **gpus,
+        }
         self._start = time.monotonic()
         # In a group of its own: Ctrl-C is for this process, which passes it on once.
         self._process = subprocess.Popen(
@@ -235,13 +313,18 @@ class _Process:
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
+            pass_fds=() if lock is None or os.name != "posix" else (lock,),
         )
 
-    def stop(self) -> None:
-        """Ask it to save and stop; more than once does nothing."""
-        if not self._stopped:
-            self._stopped = True
+    def stop(self, at_once: bool = False) -> None:
+        """Ask it to save and stop, once; or end it, with the processes that it has started."""
+        if at_once and not self._killed:
+            self._killed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        elif not self._stopped:
             self._process.terminate()
+        self._stopped = True
 
     def poll(self) -> bool:
         """Return whether it has ended, and if so, record how."""
@@ -251,7 +334,9 @@ class _Process:
         self._console.close()
         self.record.seconds = self._before + time.monotonic() - self._start
         self.record.exit_code = code
-        if code:
+        if self._stopped and code < 0:  # before it listened to signals, or by a second one
+            self.record.exit_code = code = STOPPED
+        if code not in (0, STOPPED):
             with (self.run.folder / CONSOLE).open("rb") as file:
                 file.seek(self._offset)
                 lines = file.read().decode(errors="replace").split("\n")

@@ -136,7 +136,7 @@ class Trainer(DefaultTrainer):
 
         Raises:
             CheckpointError: the file is missing, damaged, or does not fit the model.
-            ConfigError: a non-local block that no file gave weights to is frozen.
+            ConfigError: an inserted block that no file gave weights to is frozen.
         """
         found = self.checkpointer.has_checkpoint()
         if found and not resume:
@@ -164,13 +164,13 @@ class Trainer(DefaultTrainer):
             block = self.checkpointer.model.get_submodule(name)
             if any(parameter.requires_grad for parameter in block.parameters()):
                 continue
-            found = re.search(r"(?:^|\.)res([2-5])\.non_local_\d+$", name)
+            found = re.search(r"(?:^|\.)res([2-5])\.(non_local|residual)_\d+$", name)
             if found is None:
-                raise ConfigError(f"the new non-local block {name} is frozen, so it would stay an identity")
-            stage = int(found[1])
+                raise ConfigError(f"the new block {name} is frozen, so it would stay an identity")
+            stage, kind = int(found[1]), found[2].replace("_", "-")
             raise ConfigError(
                 f"MODEL.BACKBONE.FREEZE_AT is {self.cfg.MODEL.BACKBONE.FREEZE_AT}: it freezes res{stage} and "
-                f"the new non-local block {name} in it, which would stay an identity; write "
+                f"the new {kind} block {name} in it, which would stay an identity; write "
                 f"MODEL.BACKBONE.FREEZE_AT {stage - 1} or less, leave MODEL.NONLOCAL.RES{stage} empty, or "
                 "give MODEL.WEIGHTS that hold the block"
             )

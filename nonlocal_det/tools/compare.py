@@ -19,13 +19,15 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nonlocal_det.tools.command import UsageError, command, parse
 
 if TYPE_CHECKING:
+    from detectron2.config import CfgNode
+
     from nonlocal_det.comparison import Arm, Run
     from nonlocal_det.comparison.runs import RunRecord
 
@@ -48,22 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parse(argv)
 
-    from nonlocal_det.comparison import (
-        ArmError,
-        Report,
-        collect,
-        draw_curves,
-        draw_distance,
-        measure_cost,
-        parse_seeds,
-        plan_runs,
-        run_all,
-    )
-    from nonlocal_det.comparison.runs import check_folder
+    from nonlocal_det.comparison import ArmError, check_folder, lock_folder, parse_seeds, plan_runs
     from nonlocal_det.config import get_config
     from nonlocal_det.engine import check_run, count_processes
 
     output = Path(args.output)
+    words = [
+        "python -m nonlocal_det.tools.compare",
+        *map(shlex.quote, sys.argv[1:] if argv is None else argv),
+    ]
     try:
         arms = _arms(args)
         runs = plan_runs(arms, parse_seeds(args.seeds), output, args.opts, args.num_gpus)
@@ -73,44 +68,55 @@ def main(argv: Sequence[str] | None = None) -> int:
             cfg = configs[run] = get_config(run.arm.config, run.overrides)
             check_folder(run, cfg)
             check_run(cfg, processes=processes, resume=True)
+        with lock_folder(output) as lock:
+            return _compare(args, arms, configs, lock, " ".join(words))
     except ArmError as error:
         raise UsageError(str(error)) from None
 
-    left = [run for run in runs if not run.finished]
-    print(f"{len(arms)} arms, {len(runs)} runs, {len(runs) - len(left)} of them finished before", flush=True)
-    done = len(runs) - len(left)
+
+def _compare(
+    args: argparse.Namespace,
+    arms: Sequence[Arm],
+    configs: Mapping[Run, CfgNode],
+    lock: int,
+    command_line: str,
+) -> int:
+    """Do what is left of the runs, which are the keys of ``configs``, and write what came out of all."""
+    from nonlocal_det.comparison import Report, collect, draw_curves, draw_distance, measure_cost, run_all
+
+    output, runs = Path(args.output), list(configs)
+    done = sum(run.finished for run in runs)
+    print(f"{len(arms)} arms, {len(runs)} runs, {done} of them finished before", flush=True)
 
     def say(run: Run, record: RunRecord) -> None:
         nonlocal done
-        done += 1
-        outcome = collect(run, configs[run])
-        scores = ", ".join(f"{name} {value:.1f}" for name, value in outcome.scores.items() if "/AP" in name)
-        print(
-            f"[{done}/{len(runs)}] {run.name}: {record.error or scores}, {record.seconds:.0f} s", flush=True
-        )
+        done += record.exit_code == 0
+        scores = collect(run, configs[run]).scores
+        said = ", ".join(f"{name} {value:.1f}" for name, value in scores.items() if name.endswith("/AP"))
+        outcome = record.error or said or ("no score" if run.finished else "stopped")
+        print(f"[{done}/{len(runs)}] {run.name}: {outcome}, {record.seconds:.0f} s", flush=True)
 
-    whole = run_all(runs, parallel=args.parallel, threads=_threads(args), report=say)
+    whole = run_all(runs, parallel=args.parallel, threads=_threads(args), lock=lock, report=say)
 
-    by_arm = {run.arm.name: configs[run] for run in reversed(runs)}
-    words = [
-        "python -m nonlocal_det.tools.compare",
-        *map(shlex.quote, sys.argv[1:] if argv is None else argv),
-    ]
+    # Costs take a while, and who stops a comparison waits for its end.
+    by_arm = {run.arm.name: cfg for run, cfg in configs.items()} if whole else {}
     report = Report(
         arms,
-        [collect(run, configs[run]) for run in runs],
-        {arm.name: measure_cost(by_arm[arm.name]) for arm in arms},
-        " ".join(words),
+        [collect(run, cfg) for run, cfg in configs.items()],
+        {name: measure_cost(cfg) for name, cfg in by_arm.items()},
+        command_line,
     )
+    table = report.markdown()
+    (output / "table.md").write_text(table, encoding="utf-8")
     (output / "results.json").write_text(json.dumps(report.raw(), indent=1) + "\n", encoding="utf-8")
-    (output / "table.md").write_text(report.markdown(), encoding="utf-8")
     labels = {arm.name: arm.label for arm in arms}
-    curves = {name: labels[name] for name in args.curves or _two(arms)}
-    draw_curves(output / "curves.png", report.outcomes, curves)
-    draw_distance(output / "distance.png", report.outcomes, labels)
-    print(f"\n{report.markdown()}")
-    print(f"Written: {output}/table.md, results.json and figures")
-    if not whole:
+    written = ["table.md", "results.json"]
+    if draw_curves(output / "curves.png", report.outcomes, labels, args.curves or _two(arms)):
+        written.append("curves.png")
+    if draw_distance(output / "distance.png", report.outcomes, labels):
+        written.append("distance.png")
+    print(f"\n{table}\nWritten to {output}: {', '.join(written)}")
+    if not whole or any(run.stopped for run in runs):
         print("stopped by a signal; the same command goes on", file=sys.stderr)
         return EXIT_STOPPED
     return 0 if all(run.finished for run in runs) else EXIT_SOME_FAILED

@@ -97,6 +97,13 @@ def test_new_block_in_a_frozen_stage(config, tmp_path):
     Trainer(config(MODEL__NONLOCAL__RES3=[0], MODEL__BACKBONE__FREEZE_AT=2)).resume_or_load(resume=False)
 
 
+def test_new_residual_block_in_a_frozen_stage(config):
+    changes = {"MODEL__NONLOCAL__RES2": [-1], "MODEL__BACKBONE__FREEZE_AT": 2}
+    message = r"FREEZE_AT is 2.*the new residual block .*res2\.residual_2.*FREEZE_AT 1 or less"
+    with pytest.raises(ConfigError, match=message):
+        Trainer(config(MODEL__NONLOCAL__BLOCK="residual", **changes)).resume_or_load(resume=False)
+
+
 def test_frozen_norm_without_weights_is_warned_of(config, caplog):
     def warned(**changes) -> bool:
         caplog.clear()
