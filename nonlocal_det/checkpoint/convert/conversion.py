@@ -432,6 +432,11 @@ def _to_target(
             report.notes += notes
             report.expected = {}
             return written, {}
+        if cfg.MODEL.NONLOCAL.BLOCK == "residual":
+            raise CheckpointError(
+                "the config has residual blocks in the place of non-local ones (MODEL.NONLOCAL.BLOCK), and "
+                "those are not stripped"
+            )
         written = strip_blocks(tensors, blocks, halves, trained=strip_trained)
     except CheckpointError as error:
         raise CheckpointError(f"weights {report.path}: {error}") from None

@@ -265,6 +265,7 @@ def _set_block_options(chosen: _Choices, draft: Draft) -> None:
             )
     pairwise, norms, reduction = options
     why = "the blocks' tensors"
+    chosen.set("MODEL.NONLOCAL.BLOCK", "non_local", why)
     pairwise = chosen.choose("MODEL.NONLOCAL.PAIRWISE", pairwise, why)
     if norms == BATCH_NORMS:  # which of them makes no difference to the weights
         norms = (

@@ -515,6 +515,19 @@ def test_blocks_of_the_authors_without_a_norm_or_half_of_one(convert, generator)
         refused(convert, left, rf"has an affine layer, and no {re.escape(lost)}")
 
 
+RESIDUAL = ("MODEL.NONLOCAL.BLOCK", "residual")
+
+
+def test_residual_blocks_in_the_place_of_non_local_ones(convert, generator):
+    state = build_model(get_config(R50_NL, [*SMALL, *RESIDUAL])).state_dict()
+    made = convert(state, *RESIDUAL, config=R50_NL)
+    assert set(made.tensors) == set(state)
+    refused(convert, state, "those are not stripped", *RESIDUAL, config=R50_NL, target="detectron2")
+    refused(convert, state, r"no place in the config's model \(backbone.*\.residual_5", config=R50_NL)
+    made = convert(SOURCES["slowfast"](generator), *RESIDUAL, config=R50_NL)
+    assert made.cfg.MODEL.NONLOCAL.BLOCK == "non_local"
+
+
 # The report.
 
 
