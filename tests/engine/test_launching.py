@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
+import re
+import signal
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -10,7 +15,7 @@ pytest.importorskip("detectron2")
 from detectron2.utils import comm
 
 from nonlocal_det import ConfigError
-from nonlocal_det.engine import launch_processes
+from nonlocal_det.engine import find_place, launch_processes
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="starts processes on the CPU")
 
@@ -23,7 +28,14 @@ def refuse_in_rank_1(message: str) -> None:
 
 def fail_in_rank_1() -> None:
     if comm.get_rank() == 1:
+        threading.Thread(target=time.sleep, args=(10_000,)).start()  # which Python would wait for
         raise ZeroDivisionError("a fault of the program")
+    comm.synchronize()
+
+
+def kill_rank_1() -> None:
+    if comm.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     comm.synchronize()
 
 
@@ -40,10 +52,21 @@ def test_wrong_input_in_another_process_comes_back_as_it_is():
 
 
 @no_gpu
-@pytest.mark.slow
-def test_a_fault_in_another_process_keeps_its_traceback():
+def test_a_fault_in_one_process_ends_all_and_its_traceback_comes_first(capfd):
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="a fault of the program"):
         launch_processes(fail_in_rank_1, 2)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
+    tracebacks = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
+    assert lines[tracebacks[0] - 1] == "Process 1 of 2 failed:"
+    end = lines.index("ZeroDivisionError: a fault of the program")
+    assert all(number > end for number in tracebacks[1:])
+
+
+@no_gpu
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_all():
+    with pytest.raises(torch.multiprocessing.ProcessExitedException, match=r"process 1 .* SIGKILL"):
+        launch_processes(kill_rank_1, 2)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +89,97 @@ def test_more_gpus_than_there_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match="--num-gpus 4: this machine has 1"):
         launch_processes(print, num_gpus=4)
+
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "host",
+    "MASTER_PORT": "29500",
+}
+SLURM = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "2",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "8",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+    "SLURM_JOB_NODELIST": "gpu[07-09,12],cpu3",
+}
+
+
+def place(environment: dict, **numbers):
+    return find_place(environment=environment, **numbers)
+
+
+def test_a_process_alone_has_no_place():
+    assert place({}) is None
+    assert place({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}) is None
+    assert place({name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}) is None
+    assert place({**SLURM, "SLURM_NTASKS": "1"}) is None
+    # In an interactive shell of a larger job.
+    assert place({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) is None
+    # The flags say that each machine starts its processes itself.
+    assert place(SLURM, num_gpus=8, num_machines=2, dist_url="tcp://host:1") is None
+    # A batch script without srun, which starts the processes of its machine.
+    assert place({k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"}, num_gpus=4) is None
+
+
+def test_the_place_that_torchrun_gives():
+    found = place({**SLURM, **TORCHRUN})  # srun torchrun
+    assert found == ("torchrun", 5, 8, 1, 4, "env://")
+    assert place(TORCHRUN, num_gpus=4) == found
+
+
+def test_the_place_that_slurm_gives():
+    found = place(SLURM)
+    assert found[:5] == ("Slurm", 5, 8, 1, 4)
+    host, port = re.fullmatch(r"tcp://(.*):(\d+)", found.address).groups()
+    assert host == "gpu07"
+    assert 10_000 <= int(port) < 30_000
+    assert place({**SLURM, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}).address == found.address
+    assert place({**SLURM, "SLURM_JOB_ID": "123457"}).address != found.address
+    assert place({**SLURM, "SLURM_STEP_ID": "3"}).address != found.address
+    step = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_STEP_NODELIST": "b9"}
+    assert place({**SLURM, **step}, num_gpus=2)[:5] == ("Slurm", 5, 6, 1, 2)
+    assert place({**SLURM, **step}).address.startswith("tcp://b9:")
+    own = place({**SLURM, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4321"})
+    assert own.address == "tcp://10.0.0.1:4321"
+    assert place(SLURM, dist_url="tcp://elsewhere:1").address == "tcp://elsewhere:1"
+    # On one machine Slurm need not say where the tasks are.
+    few = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}
+    assert place(few)[:5] == ("Slurm", 1, 2, 1, 2)
+    assert place(few).address.startswith("tcp://127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"),
+        ("a,b", "a"),
+        ("node[3-5]", "node3"),
+        ("node[003,007-009],other", "node003"),
+        ("gpu-[01-02]-ib,x[1-2]", "gpu-01-ib"),
+        ("rack[0-1]n[10-12]", "rack0n10"),
+    ],
+)
+def test_first_host_of_slurms_list(nodes, first):
+    assert place({**SLURM, "SLURM_JOB_NODELIST": nodes}).address.startswith(f"tcp://{first}:")
+
+
+@pytest.mark.parametrize(
+    ("environment", "numbers", "message"),
+    [
+        (TORCHRUN, {"num_gpus": 2}, r"--num-gpus 2: torchrun has started 4 of 8 processes on this machine"),
+        ({**TORCHRUN, "RANK": "five"}, {}, r"RANK is 'five': .* whole number"),
+        ({**TORCHRUN, "LOCAL_RANK": "4"}, {}, r"torchrun has given this process numbers that do not fit"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "3"}, {}, r"start the same number on each"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "5,3"}, {}, r"SLURM_TASKS_PER_NODE is '5,3'"),
+        (SLURM, {"num_gpus": 8}, r"--num-gpus 8: Slurm has started 4 of 8"),
+    ],
+)
+def test_places_that_do_not_fit(environment, numbers, message):
+    with pytest.raises(ConfigError, match=message):
+        place(environment, **numbers)
