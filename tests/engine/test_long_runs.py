@@ -1,10 +1,11 @@
-"""Long runs keep their memory and their files: figures from the process itself."""
+"""Long runs keep their memory and their files: figures of the process and of those that load its data."""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +19,22 @@ from nonlocal_det import get_config
 from nonlocal_det.engine import Trainer
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
-PROC = Path("/proc/self")
+PROC = Path("/proc")
 
 SLOW = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_logging"),
     pytest.mark.filterwarnings("ignore"),  # pytest would keep every warning
-    pytest.mark.skipif(not (PROC / "statm").exists(), reason="reads Linux's /proc"),
+    pytest.mark.skipif(not (PROC / "self" / "smaps_rollup").exists(), reason="reads Linux's /proc"),
 ]
 
 
 class Figures(HookBase):
-    """Notes resident memory in bytes, open files, threads and child processes."""
+    """Notes memory in bytes, open files, threads and child processes, all children included.
+
+    Memory that several processes share counts once.
+    """
 
     def __init__(self, period: int) -> None:
         self.period = period
@@ -39,15 +43,23 @@ class Figures(HookBase):
     def after_step(self) -> None:
         if (self.trainer.iter + 1) % self.period == 0:
             gc.collect()
-            pages = int((PROC / "statm").read_text().split()[1])
+            children = multiprocessing.active_children()
+            processes = [
+                PROC / str(process.pid) for process in (multiprocessing.current_process(), *children)
+            ]
             self.found.append(
                 (
-                    pages * os.sysconf("SC_PAGE_SIZE"),
-                    len(os.listdir(PROC / "fd")),
-                    len(os.listdir(PROC / "task")),
-                    len(multiprocessing.active_children()),
+                    sum(proportional_memory(process) for process in processes),
+                    sum(len(os.listdir(process / "fd")) for process in processes),
+                    sum(len(os.listdir(process / "task")) for process in processes),
+                    len(children),
                 )
             )
+
+
+def proportional_memory(process: Path) -> int:
+    (found,) = re.findall(r"^Pss:\s+(\d+) kB", (process / "smaps_rollup").read_text(), re.MULTILINE)
+    return 1024 * int(found)
 
 
 @pytest.mark.parametrize(
