@@ -57,6 +57,28 @@ def test_images_are_grouped_by_shape():
     assert any(wide[a[0]] != wide[b[0]] for a, b in mixed)
 
 
+@pytest.mark.parametrize(("processes", "grouped"), [(1, True), (1, False), (3, True)])
+def test_epochs_count_the_images_of_all_processes(processes, grouped):
+    loader = make(processes=processes, rank=processes - 1, group_by_aspect_ratio=grouped)
+    assert loader.epoch == 0
+    for batches, _ in enumerate(itertools.islice(loader, 20), start=1):
+        # 11 images, 2 in a batch of each process.
+        assert loader.epoch == pytest.approx(batches * 2 * processes / 11)
+    other = make()
+    other.load_state_dict(loader.state_dict())
+    assert other.epoch == loader.epoch
+
+
+def test_an_epoch_has_repeated_images_as_often_as_they_come():
+    repeat = [3.0, *[1.0] * 10]
+    loader = TrainLoader(DATA, draw, EpochOrder(11, repeat=repeat), seed=3, batch_size=1)
+    seen = []
+    for (sample,) in itertools.islice(loader, 39):
+        seen.append(sample[0])
+        assert loader.epoch == pytest.approx(len(seen) / 13)
+    assert seen.count(0) == 9
+
+
 def test_training_draws_the_same_numbers_whatever_loads():
     def numbers(**changes) -> list[float]:
         torch.manual_seed(0), np.random.seed(0), random.seed(0)
