@@ -305,6 +305,8 @@ class Trainer(DefaultTrainer):
             state["data"] = self.data_loader.state_dict()
         state["random_states"] = self._random_states
         state["skipped_steps"] = self._guard.skipped
+        # RetinaNet's and FCOS's moving average of positive anchors, which is no buffer.
+        state["loss_normalizer"] = vars(self.checkpointer.model).get("loss_normalizer")
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -329,6 +331,8 @@ class Trainer(DefaultTrainer):
                 f"{error}; use that run's config, or give it as MODEL.WEIGHTS and a new OUTPUT_DIR"
             ) from error
         self._guard.skipped = state.get("skipped_steps", 0)
+        if state.get("loss_normalizer") is not None:
+            self.checkpointer.model.loss_normalizer = state["loss_normalizer"]
         if isinstance(self.data_loader, TrainLoader):
             if "data" in state:
                 self.data_loader.load_state_dict(state["data"])
