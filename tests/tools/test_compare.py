@@ -181,3 +181,20 @@ def test_stopped_by_a_signal_and_gone_on(arguments, tmp_path, capsys):
     assert "Starting training from iteration" in console.read_text().rpartition("iteration 0")[2]
     results = strict(tmp_path / "results.json")
     assert [(run["arm"], run["finished"]) for run in results["runs"]] == [("nl", True), ("baseline", True)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("task", "arm", "column"), [("table5", "R50_nl", "mask AP"), ("table6", "R101_nl_head", "keypoint AP")]
+)
+def test_a_table_of_the_paper_in_miniature(
+    task, arm, column, small_options, mini_coco, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(mini_coco))
+    options = small_options({"INPUT.MAX_SIZE_TEST": 96, "SOLVER.MAX_ITER": 2, "SOLVER.STEPS": ()})
+    flags = ["--task", task, "--arms", arm, "--seeds", "0", "--output", tmp_path]
+    assert main([*map(str, flags), "--opts", *map(str, options)]) == 0
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert column in table
+    assert "one image of 64x96" in table
