@@ -113,7 +113,8 @@ class PictureMapper:
         mapper: Detectron2's, or one like it: makes a sample of a dataset dict, whose "file_name" it reads.
 
     Raises:
-        ImageError: on a call, where the picture is at fault. Before it is decoded, if its header shows it.
+        ImageError: on a call, where the picture is at fault, or of another size than the dataset dict says.
+            Before it is decoded, if its header shows it.
     """
 
     def __init__(self, mapper: Callable[[Mapping[str, Any]], Any]) -> None:
@@ -124,8 +125,13 @@ class PictureMapper:
         path = image.get("file_name")
         if path is None:
             return self._mapper(image)
-        with open_image(path):
-            pass
+        with open_image(path) as picture:
+            size = picture.size
+        said = image.get("width"), image.get("height")
+        if None not in said and sorted(size) != sorted(said):  # it may be stored turned
+            raise ImageError(
+                f"{path}: is {size[0]} x {size[1]}, and its annotations say {said[0]} x {said[1]}"
+            )
         try:
             return self._mapper(image)
         except MemoryError:

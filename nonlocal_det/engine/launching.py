@@ -306,8 +306,8 @@ def _run_in_place(place: Place, main: Callable[..., None], args: tuple[Any, ...]
     _share_threads(place.local_processes)
     if place.rank == 0 and place.starter == "Slurm":
         print(
-            f"Waiting for the other {place.processes - 1} tasks of Slurm at {place.address}; all must be "
-            "started by the same srun",
+            f"Waiting for the other {place.processes - 1} tasks of Slurm at {place.address}, which the same "
+            "srun must start; a process that is to be alone must not have SLURM_NTASKS",
             flush=True,
         )
     try:

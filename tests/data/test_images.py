@@ -257,7 +257,7 @@ def test_a_bomb_is_refused_by_its_header(tmp_path):
         assert bytes_more > 3 * 6_000**2
 
 
-def test_a_mapper_is_not_asked_for_a_picture_that_is_too_large(tmp_path):
+def test_a_mapper_is_not_asked_for_a_picture_of_a_wrong_size(tmp_path):
     path = tmp_path / "large.png"
     write_png(path, 20_000, rows=1)
     asked = []
@@ -267,6 +267,15 @@ def test_a_mapper_is_not_asked_for_a_picture_that_is_too_large(tmp_path):
     assert str(raised.value).startswith(f"{path}: too large: ")
     assert "\n" not in str(raised.value)
     assert not asked
+    Image.new("RGB", (40, 30)).save(path)
+    with pytest.raises(ImageError, match=r"large\.png: is 40 x 30, and its annotations say 40 x 40"):
+        mapper({"file_name": str(path), "width": 40, "height": 40})
+    assert not asked
+    for size in ((40, 30), (30, 40)):  # a camera may have turned it
+        mapper({"file_name": str(path), "width": size[0], "height": size[1]})
+    mapper({"file_name": str(path)})
+    assert len(asked) == 3
+    asked.clear()
     mapper({"image_id": 3})  # of a mapper that makes its picture
     assert asked == [{"image_id": 3}]
 

@@ -11,8 +11,13 @@ import torch
 
 pytest.importorskip("detectron2")
 
-from nonlocal_det.engine import Preempted, launch_processes
+from detectron2.evaluation import DatasetEvaluator
+
+from nonlocal_det import get_config
+from nonlocal_det.engine import Preempted, Trainer, launch_processes
 from nonlocal_det.engine.preemption import STOP_SIGNALS, StopRequest, stop_request
+
+MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -41,6 +46,15 @@ def test_the_second_signal_ends_the_process(first, second, tmp_path):
     assert os.WTERMSIG(status) == second
     assert (tmp_path / "went_on").exists()
     assert (tmp_path / "left").exists()
+
+
+def test_a_signal_that_is_sent_twice_counts_once():
+    request = StopRequest()
+    request.echo = 60
+    with request.listening():
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert request
 
 
 def test_other_threads_cannot_listen():
@@ -88,3 +102,74 @@ def test_a_signal_to_the_parent_counts_in_its_processes(tmp_path, monkeypatch):
         launch_processes(wait_until_stopped, 2, args=(tmp_path,))
     thread.join()
     assert request
+
+
+class Interrupted(Trainer):
+    """Its evaluations note their images; a signal arrives at the second one of the evaluation named."""
+
+    signal_in: int | None = None  # counted from 1
+    seen: list[list[int]]
+
+    @classmethod
+    def build_evaluator(cls, cfg, dataset_name, output_folder=None):
+        class Evaluator(DatasetEvaluator):
+            def reset(self):
+                cls.seen.append([])
+
+            def process(self, inputs, outputs):
+                cls.seen[-1] += [image["image_id"] for image in inputs]
+                if (len(cls.seen), len(cls.seen[-1])) == (cls.signal_in, 2):
+                    os.kill(os.getpid(), signal.SIGUSR1)
+
+            def evaluate(self):
+                return {"segm": {"AP": 1.0}}
+
+        return Evaluator()
+
+
+@pytest.fixture
+def run(small_options, mini_coco, tmp_path):
+    """A function: train for 4 iterations, evaluate after each second one; return the images evaluated."""
+
+    def call(name: str, signal_in: int | None = None, **changes) -> list[list[int]]:
+        options = {
+            "DATASETS.TRAIN": ("mini_train",),
+            "DATASETS.TEST": ("mini_val",),
+            "SOLVER.MAX_ITER": 4,
+            "SOLVER.CHECKPOINT_PERIOD": 3,
+            "TEST.EVAL_PERIOD": 2,
+            "SEED": 1,
+            "OUTPUT_DIR": str(tmp_path / name),
+            **{key.replace("__", "."): value for key, value in changes.items()},
+        }
+        Interrupted.signal_in, Interrupted.seen = signal_in, []
+        trainer = Interrupted(get_config(MASK, small_options(options)))
+        trainer.resume_or_load(resume=True)
+        trainer.train()
+        return Interrupted.seen
+
+    return call
+
+
+@pytest.mark.usefixtures("fresh_logging")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_signal_during_an_evaluation(run, tmp_path, workers):
+    first, last = run("straight")
+    assert len(first) == len(last) == 5
+    expected = torch.load(tmp_path / "straight" / "model_final.pth", weights_only=True)
+
+    # Its iteration has not been saved by the period, so that is done now.
+    with pytest.raises(Preempted, match=r"in the evaluation after 2 of 4 iterations, .* --resume"):
+        run("stopped", signal_in=1, DATALOADER__NUM_WORKERS=workers)
+    assert Interrupted.seen == [first[:2]]
+    assert (tmp_path / "stopped" / "last_checkpoint").read_text() == "model_0000001.pth"
+    # The evaluation is made up for; a signal in the last one leaves that to another call.
+    with pytest.raises(Preempted, match="during an evaluation"):
+        run("stopped", signal_in=2, DATALOADER__NUM_WORKERS=workers)
+    assert Interrupted.seen == [first, last[:2]]
+    assert run("stopped") == [last]
+    found = torch.load(tmp_path / "stopped" / "model_final.pth", weights_only=True)
+    assert all(torch.equal(value, found["model"][name]) for name, value in expected["model"].items())
+    assert torch.equal(
+        found["trainer"]["random_states"][0]["torch"], expected["trainer"]["random_states"][0]["torch"]
+    )
