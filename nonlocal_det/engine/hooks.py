@@ -193,10 +193,12 @@ class EarlyStopping(HookBase):
     def _look(self, done: int) -> None:
         reason = ""
         if self._best is not None and self._best.since_best >= self._patience:
+            number = self._best.since_best
+            since = f"{number} evaluations" if number > 1 else "evaluation"
             reason = (
                 f"Training was stopped early after {done} of {self.trainer.max_iter} iterations: the best "
                 f"{self._best.metric}, {self._best.best_metric:.2f} after {self._best.best_iter + 1}, was "
-                f"not beaten by the {self._best.since_best} evaluations since (SOLVER.EARLY_STOP_PATIENCE is "
+                f"not beaten by the {since} since (SOLVER.EARLY_STOP_PATIENCE is "
                 f"{self._patience}; with more, or 0, --resume trains on)"
             )
         self.trainer.stopped_early = comm.all_gather(reason)[0]
