@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("detectron2")
 
 from detectron2.evaluation import DatasetEvaluator
+from detectron2.utils.env import seed_all_rng
 
 from nonlocal_det import get_config
 from nonlocal_det.engine import Preempted, Trainer, launch_processes
@@ -143,6 +144,7 @@ def run(small_options, mini_coco, tmp_path):
             **{key.replace("__", "."): value for key, value in changes.items()},
         }
         Interrupted.signal_in, Interrupted.seen = signal_in, []
+        seed_all_rng(1)
         trainer = Interrupted(get_config(MASK, small_options(options)))
         trainer.resume_or_load(resume=True)
         trainer.train()
