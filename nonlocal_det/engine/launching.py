@@ -221,7 +221,7 @@ def launch_processes(
                 num_machines=num_machines,
                 machine_rank=machine_rank,
                 dist_url=dist_url,
-                args=(main, args, num_gpus, errors, stop_request()),
+                args=(main, args, num_gpus, errors, stop_request(), multiprocessing.get_start_method()),
             )
     except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as ended:
         if getattr(ended, "exit_code", 0) < 0:
@@ -280,9 +280,16 @@ def _kill_children() -> None:
 
 
 def _run_process(
-    main: Callable[..., None], args: tuple[Any, ...], num_gpus: int, errors: SimpleQueue, stop: StopRequest
+    main: Callable[..., None],
+    args: tuple[Any, ...],
+    num_gpus: int,
+    errors: SimpleQueue,
+    stop: StopRequest,
+    start_method: str,
 ) -> None:
     """Do the work of one process that was started here."""
+    # A process that was spawned would spawn those that load its data, too: seconds and half a GB for each.
+    multiprocessing.set_start_method(start_method, force=True)
     set_stop_request(stop)
     _share_threads(num_gpus)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -188,7 +189,11 @@ def of_evaluation(options: dict, rank: int, processes: int) -> dict:
     return found
 
 
-WORK = (of_blocks, of_backbone, of_detector, of_heads, of_evaluation)
+def of_data_workers(options: dict, rank: int, processes: int) -> str:
+    return multiprocessing.get_start_method()
+
+
+WORK = (of_data_workers, of_blocks, of_backbone, of_detector, of_heads, of_evaluation)
 
 
 def work(options: dict) -> None:
@@ -242,6 +247,10 @@ def assert_equal(found: dict, expected: dict, tolerance: float) -> None:
     for name, value in expected.items():
         assert (found[name] - value).abs().max() <= tolerance * max(1, value.abs().max()), name
     assert max(value.abs().max() for value in expected.values()) > 1e-3
+
+
+def test_processes_start_data_workers_as_one_alone_does(both, alone):
+    assert {found["of_data_workers"] for found in both} == {alone(of_data_workers)}
 
 
 def test_gradients_of_the_block_are_those_of_the_whole_batch(both, alone):
