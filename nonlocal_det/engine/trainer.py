@@ -72,9 +72,9 @@ class Trainer(DefaultTrainer):
     cannot work before a model is built. "Best" is by mask AP on the first data set of DATASETS.TEST, or else
     by keypoint AP, or else by box AP.
 
-    With TEST.VAL_LOSS each evaluation also computes the losses on DATASETS.TEST (:class:`ValidationLoss`). With
-    SOLVER.EARLY_STOP_PATIENCE training ends once the best score is that many evaluations old. At the end
-    ``curves.png`` is drawn from ``metrics.json``.
+    With TEST.VAL_LOSS each evaluation also computes the losses on DATASETS.TEST (:class:`ValidationLoss`).
+    With SOLVER.EARLY_STOP_PATIENCE training ends once the best score is that many evaluations old. At the
+    end ``curves.png`` is drawn from ``metrics.json``.
 
     A run that was stopped and resumed goes on exactly: on a CPU, with up to two processes, it ends with the
     same bits. A checkpoint holds the position in the training data (:class:`TrainLoader`) and the random
