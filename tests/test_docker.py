@@ -74,6 +74,13 @@ def test_packages_are_at_the_projects_versions(dockerfile):
         assert all(name in CONSTRAINTS for name in names), names
 
 
+def test_what_the_project_asks_for_has_a_version():
+    section = (ROOT / "pyproject.toml").read_text().split("dependencies = [")[1].split("\n]")[0]
+    names = re.findall(r'^\s+"([\w-]+)', section, re.MULTILINE)
+    assert len(names) > 8
+    assert {name.lower() for name in names} <= set(CONSTRAINTS)
+
+
 def test_detectron2_is_the_tested_one():
     commits = {
         match
