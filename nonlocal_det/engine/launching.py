@@ -294,8 +294,10 @@ def _run_process(
     _share_threads(num_gpus)
     try:
         main(*args)
-    except Preempted as stopped:
+        _part()
+    except Preempted as stopped:  # in all of them
         errors.put(stopped)
+        _part()
     except Exception as error:
         wrong_input = isinstance(error, INPUT_ERRORS)
         rank = comm.get_rank()
@@ -330,14 +332,23 @@ def _run_in_place(place: Place, main: Callable[..., None], args: tuple[Any, ...]
         comm.synchronize()
         main(*args)
     except Preempted:  # in all of them
-        distributed.destroy_process_group()
+        _part()
         raise
     except INPUT_ERRORS:
         raise
     except Exception:
         _leave_at_once(1, traceback.format_exc())
     else:
-        distributed.destroy_process_group()
+        _part()
+
+
+def _part() -> None:
+    """Close the connections to the other processes, all of which have come to their end.
+
+    A thread of Gloo's that still runs when the interpreter ends would now and then abort the process.
+    """
+    comm.synchronize()
+    distributed.destroy_process_group()
 
 
 def _check_order(place: Place) -> None:

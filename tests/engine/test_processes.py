@@ -272,7 +272,7 @@ def test_gradients_of_a_detector_are_the_mean_of_those_of_the_halves(both, alone
     assert any((first[name] - second[name]).abs().max() > 1e-3 for name in first)
     mean = {name: (first[name] + second[name]) / 2 for name in first}
     for found in both:
-        assert_equal(found["of_detector"], mean, 1e-6)
+        assert_equal(found["of_detector"], mean, 1e-5)  # in float32, whose rounding depends on the threads
 
 
 @pytest.mark.parametrize("case", range(len(ROIS)), ids=[f"{a} and {b} RoIs" for a, b in ROIS])
