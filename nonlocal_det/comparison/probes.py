@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -134,19 +135,10 @@ def _best_detections(
     chosen = {}
     for one in objects:
         for result in by_image[one["image_id"]]:
-            if _iou(one["bbox"], result["bbox"]) > _IOU:
+            if mask_utils.iou([result["bbox"]], [one["bbox"]], [False])[0, 0] > _IOU:
                 chosen[one["id"]] = result
                 break
     return chosen
-
-
-def _iou(one: Sequence[float], other: Sequence[float]) -> float:
-    """Intersection over union of two boxes x, y, width, height."""
-    width = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])
-    height = min(one[1] + one[3], other[1] + other[3]) - max(one[1], other[1])
-    common = max(0.0, width) * max(0.0, height)
-    union = one[2] * one[3] + other[2] * other[3] - common
-    return common / union if union > 0 else 0.0
 
 
 def _precision_by_distance(

@@ -359,7 +359,9 @@ def _load(entry: _Entry) -> list[dict[str, Any]]:
         if dropped:
             logger.warning(
                 "%s: objects without a mask, which are left out: %d of %d",
-                *(entry.name, dropped, len(objects)),
+                entry.name,
+                dropped,
+                len(objects),
             )
     names = MetadataCatalog.get(entry.name).get("keypoint_names", ())
     if entry.keypoints and names:

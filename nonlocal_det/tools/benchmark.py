@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nonlocal_det.tools.command import UsageError, command, parse
+from nonlocal_det.tools.command import UsageError, command, parse, positive
 
 if TYPE_CHECKING:
     from nonlocal_det.benchmark import BlockCost, DetectorCost, Ratio
@@ -300,13 +300,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--rounds",
-        type=_count,
+        type=positive,
         default=5,
         help="runs of a block, fewer if they take long (default %(default)s)",
     )
     parser.add_argument(
         "--pairs",
-        type=_count,
+        type=positive,
         default=10,
         help="runs of the detector and its baseline (default %(default)s; 6 or more give an interval)",
     )
@@ -344,12 +344,6 @@ def _size(text: str) -> tuple[int, int]:
             f"{text!r} is not HEIGHTxWIDTH in multiples of 32 from 64 up, as 800x1344"
         )
     return height, width
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 if __name__ == "__main__":

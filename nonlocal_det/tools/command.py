@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn, ParamSpec
 
-__all__ = ["UsageError", "command", "parse"]
+__all__ = ["UsageError", "command", "parse", "positive"]
 
 P = ParamSpec("P")
 
@@ -76,6 +76,17 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
 
     parser.error = error  # type: ignore[method-assign]
     return parser.parse_args(argv)
+
+
+def positive(text: str) -> int:
+    """Read a flag that counts something, 1 or more.
+
+    Raises:
+        ArgumentTypeError: it is not that.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _report(message: str) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nonlocal_det.tools.command import UsageError, command, parse
+from nonlocal_det.tools.command import UsageError, command, parse, positive
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
@@ -177,14 +177,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seeds", default="0-4", help="such as 0-4 or 0,1,7 (%(default)s)")
     parser.add_argument(
-        "--parallel", type=_count, default=1, metavar="N", help="runs at a time (%(default)s)"
+        "--parallel", type=positive, default=1, metavar="N", help="runs at a time (%(default)s)"
     )
     parser.add_argument(
-        "--threads", type=_count, metavar="N", help="CPU threads of a run (the cores shared out)"
+        "--threads", type=positive, metavar="N", help="CPU threads of a run (the cores shared out)"
     )
     parser.add_argument(
         "--num-gpus",
-        type=_count,
+        type=positive,
         default=1,
         metavar="N",
         help="processes of a run, as in training (%(default)s)",
@@ -200,12 +200,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="overrides of all arms, last on the line, such as SOLVER.MAX_ITER 100",
     )
     return parse(parser, argv)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 if __name__ == "__main__":

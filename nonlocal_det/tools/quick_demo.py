@@ -10,7 +10,6 @@ evaluated and drawn again.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -75,15 +74,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _print_table(run: Path, minutes: float) -> None:
     from tabulate import tabulate
 
-    results = {}
-    for line in (run / "metrics.json").read_text().splitlines():
-        results.update(json.loads(line))
+    from nonlocal_det.engine.curves import read_metrics
+
+    metrics = read_metrics(run / "metrics.json")
+    results = {name: list(values.values())[-1] for name, values in metrics.items()}
     rows = [
         (name, results[f"{task}/AP"], results[f"{task}/AP50"], results[f"{task}/AP75"])
         for name, task in (("boxes", "bbox"), ("masks", "segm"), ("keypoints", "keypoints"))
     ]
     print(tabulate(rows, ("", "AP", "AP50", "AP75"), "pipe", floatfmt=".1f"))
-    print(f"{results['iteration']} iterations; training and evaluation took {minutes:.1f} minutes")
+    print(f"{max(metrics['bbox/AP'])} iterations; training and evaluation took {minutes:.1f} minutes")
 
 
 if __name__ == "__main__":
