@@ -43,6 +43,7 @@ class RunRecord:
         error: last line of its output, where it failed; "" where a signal has stopped it.
         threads: CPU threads that it was given.
         at_once: how many runs shared the machine.
+        num_gpus: processes of its training command; 0 where it was never started.
     """
 
     exit_code: int | None = None
@@ -51,6 +52,7 @@ class RunRecord:
     error: str = ""
     threads: int = 0
     at_once: int = 1
+    num_gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,15 +144,22 @@ def plan_runs(
 
 
 def check_folder(run: Run, cfg: CfgNode) -> None:
-    """Refuse a folder in which the same name and seed was run with another config.
+    """Refuse a folder in which the same name and seed was run with another config or on other GPUs.
 
     Args:
         run: the run.
         cfg: its config.
 
     Raises:
-        ArmError: a key that both know has another value there.
+        ArmError: a key that both know has another value there, or the run had another number of processes,
+            each of which draws pictures of its own and has batch statistics of its own.
     """
+    before = run.record().num_gpus
+    if before not in (0, run.num_gpus):
+        raise ArmError(
+            f"{run.folder} holds a run with --num-gpus {before}, which is {run.num_gpus} now; name another "
+            "--output, or delete that folder"
+        )
     path = run.folder / "config.yaml"
     try:
         there = _flat(yaml.safe_load(path.read_text(encoding="utf-8")))
@@ -291,6 +300,7 @@ class _Process:
         self.record.exit_code, self.record.error = None, ""
         self.record.tries += 1
         self.record.threads, self.record.at_once = threads, at_once
+        self.record.num_gpus = run.num_gpus
         run.write(self.record)
         self._console = (run.folder / CONSOLE).open("ab")
         self._offset = self._console.tell()

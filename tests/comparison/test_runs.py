@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -191,6 +191,15 @@ def test_a_folder_with_another_config_is_refused(tmp_path):
         ArmError, match=r"run with SOLVER.MAX_ITER 500, which is 90 now; name another --output"
     ):
         check_folder(run, cfg)
+
+
+def test_a_folder_with_another_number_of_processes_is_refused(tmp_path):
+    (run,) = runs_of(tmp_path, "fine")
+    run_all([run])
+    assert run.finished
+    check_folder(run, CfgNode())
+    with pytest.raises(ArmError, match=r"run with --num-gpus 1, which is 2 now; name another --output"):
+        check_folder(replace(run, num_gpus=2), CfgNode())
 
 
 def test_records_that_cannot_be_read_count_as_none(tmp_path):
