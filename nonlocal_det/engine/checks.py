@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.modeling import (
+    ANCHOR_GENERATOR_REGISTRY,
+    BACKBONE_REGISTRY,
+    META_ARCH_REGISTRY,
+    PROPOSAL_GENERATOR_REGISTRY,
+    ROI_BOX_HEAD_REGISTRY,
+    ROI_HEADS_REGISTRY,
+    ROI_KEYPOINT_HEAD_REGISTRY,
+    ROI_MASK_HEAD_REGISTRY,
+    RPN_HEAD_REGISTRY,
+)
 from detectron2.utils.file_io import PathManager
 
 from nonlocal_det.checkpoint.checkpointer import find_weights
@@ -17,6 +29,40 @@ from nonlocal_det.config import ConfigError
 __all__ = ["check_run", "check_training"]
 
 SYNC_NORMS = ("SyncBN", "nnSyncBN")
+_REGISTRIES = {
+    "MODEL.META_ARCHITECTURE": META_ARCH_REGISTRY,
+    "MODEL.BACKBONE.NAME": BACKBONE_REGISTRY,
+    "MODEL.ANCHOR_GENERATOR.NAME": ANCHOR_GENERATOR_REGISTRY,
+}
+_REGISTRIES_OF_RCNN = {
+    "MODEL.PROPOSAL_GENERATOR.NAME": PROPOSAL_GENERATOR_REGISTRY,
+    "MODEL.RPN.HEAD_NAME": RPN_HEAD_REGISTRY,
+    "MODEL.ROI_HEADS.NAME": ROI_HEADS_REGISTRY,
+    "MODEL.ROI_BOX_HEAD.NAME": ROI_BOX_HEAD_REGISTRY,
+    "MODEL.ROI_MASK_HEAD.NAME": ROI_MASK_HEAD_REGISTRY,
+    "MODEL.ROI_KEYPOINT_HEAD.NAME": ROI_KEYPOINT_HEAD_REGISTRY,
+}
+# Names that are in no registry: C4's ROI heads have no box head.
+_UNREGISTERED = {
+    "MODEL.PROPOSAL_GENERATOR.NAME": ["PrecomputedProposals"],
+    "MODEL.ROI_BOX_HEAD.NAME": [""],
+}
+# What Detectron2 takes, without the weighted samplers: our loader knows no order for them. Other values it
+# finds late, or takes for "none".
+_CHOICES_IN_TRAINING = {
+    "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR"),
+    "SOLVER.WARMUP_METHOD": ("linear", "constant"),
+    "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
+    "DATALOADER.SAMPLER_TRAIN": (
+        "TrainingSampler",
+        "RepeatFactorTrainingSampler",
+        "RandomSubsetTrainingSampler",
+    ),
+    "INPUT.RANDOM_FLIP": ("horizontal", "vertical", "none"),
+    "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
+    "INPUT.CROP.TYPE": ("relative_range", "relative", "absolute", "absolute_range"),
+    "INPUT.MASK_FORMAT": ("polygon", "bitmask"),
+}
 
 
 def check_run(cfg: CfgNode, *, processes: int = 1, eval_only: bool = False, resume: bool = False) -> None:
@@ -29,10 +75,13 @@ def check_run(cfg: CfgNode, *, processes: int = 1, eval_only: bool = False, resu
         resume: whether the run goes on from a checkpoint in OUTPUT_DIR, if there is one.
 
     Raises:
-        ConfigError: a data set, OUTPUT_DIR, or a setting for this machine is wrong.
+        ConfigError: a part of the model, a data set, OUTPUT_DIR, or a setting for this machine is wrong.
         CheckpointError: MODEL.WEIGHTS is no file.
     """
+    _check_names(cfg)
     if not eval_only:
+        for key, right in _CHOICES_IN_TRAINING.items():
+            _check_choice(cfg, key, right)
         check_training(cfg, processes)
         _check_datasets(cfg, "DATASETS.TRAIN", cfg.DATASETS.TRAIN)
     elif not cfg.DATASETS.TEST:
@@ -97,6 +146,29 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
             f"SOLVER.IMS_PER_BATCH is {batch}: {processes} processes cannot share it evenly; write a "
             f"multiple of {processes}"
         )
+
+
+def _check_names(cfg: CfgNode) -> None:
+    """Check the names of what a model is made of, and the number of processes that load its data."""
+    of_rcnn = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
+    for key, registry in {**_REGISTRIES, **(_REGISTRIES_OF_RCNN if of_rcnn else {})}.items():
+        _check_choice(cfg, key, [*sorted(name for name, _ in registry), *_UNREGISTERED.get(key, [])])
+    if cfg.DATALOADER.NUM_WORKERS < 0:
+        raise ConfigError(
+            f"DATALOADER.NUM_WORKERS is {cfg.DATALOADER.NUM_WORKERS}: write 0 (none) or more, such as 4"
+        )
+
+
+def _check_choice(cfg: CfgNode, key: str, right: Sequence[str]) -> None:
+    value = _value(cfg, key)
+    if value not in right:
+        raise ConfigError(f"{key} is {value!r}: not known; write one of {', '.join(map(repr, right))}")
+
+
+def _value(cfg: CfgNode, key: str) -> Any:
+    for part in key.split("."):
+        cfg = cfg[part]
+    return cfg
 
 
 def _check_output(folder: str) -> None:

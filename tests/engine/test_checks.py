@@ -75,6 +75,58 @@ def test_early_stopping_without_evaluations(config):
     check_training(config(**changes), 8)
 
 
+@pytest.mark.parametrize(
+    ("key", "wrong", "right"),
+    [
+        ("MODEL.META_ARCHITECTURE", "MaskRCNN", "GeneralizedRCNN"),
+        ("MODEL.BACKBONE.NAME", "build_resnet_fpn", "build_resnet_fpn_backbone"),
+        ("MODEL.ANCHOR_GENERATOR.NAME", "Anchors", "DefaultAnchorGenerator"),
+        ("MODEL.PROPOSAL_GENERATOR.NAME", "rpn", "PrecomputedProposals"),
+        ("MODEL.RPN.HEAD_NAME", "", "StandardRPNHead"),
+        ("MODEL.ROI_HEADS.NAME", "ROIHeads", "StandardROIHeads"),
+        ("MODEL.ROI_BOX_HEAD.NAME", "FastRCNN", "FastRCNNConvFCHead"),
+        ("MODEL.ROI_MASK_HEAD.NAME", "mask", "MaskRCNNConvUpsampleHead"),
+        ("MODEL.ROI_KEYPOINT_HEAD.NAME", "keypoint", "NonLocalKeypointHead"),
+        ("DATALOADER.NUM_WORKERS", -1, 0),
+    ],
+)
+def test_names_of_parts(config, key, wrong, right):
+    options = {"MODEL.NONLOCAL.RES4": "[]", key: wrong}
+    if key != "MODEL.BACKBONE.NAME":
+        options["MODEL.BACKBONE.NAME"] = "build_resnet_fpn_backbone"
+    cfg = config(**options)
+    for eval_only in (False, True):
+        refused(rf"^{re.escape(key)} is {wrong!r}: .*\b{right}\b", check_run, cfg, eval_only=eval_only)
+    cfg.merge_from_list([key, right])
+    check_run(cfg)
+
+
+def test_parts_of_other_architectures_are_their_own_affair(config):
+    cfg = config(MODEL__META_ARCHITECTURE="RetinaNet", MODEL__ROI_HEADS__NAME="mine")
+    cfg.MODEL.RETINANET.NUM_CLASSES = 80
+    check_run(cfg)
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "right"),
+    [
+        ("SOLVER.LR_SCHEDULER_NAME", "Cosine", "WarmupCosineLR"),
+        ("SOLVER.WARMUP_METHOD", "burnin", "constant"),
+        ("SOLVER.CLIP_GRADIENTS.CLIP_TYPE", "full_model", "norm"),
+        ("DATALOADER.SAMPLER_TRAIN", "WeightedTrainingSampler", "RepeatFactorTrainingSampler"),
+        ("INPUT.RANDOM_FLIP", "Horizontal", "horizontal"),  # Detectron2 flips nothing then
+        ("INPUT.MIN_SIZE_TRAIN_SAMPLING", "uniform", "range"),
+        ("INPUT.CROP.TYPE", "random", "absolute_range"),
+        ("INPUT.MASK_FORMAT", "rle", "bitmask"),
+    ],
+)
+def test_choices_in_training(config, key, wrong, right):
+    cfg = config(**{key: wrong})
+    refused(rf"^{re.escape(key)} is '{wrong}': not known; write one of .*'{right}'", check_run, cfg)
+    check_run(cfg, eval_only=True)
+    check_run(config(**{key: right}))
+
+
 def test_no_data_set(config):
     refused(r"DATASETS\.TRAIN is \(\)", check_run, config(DATASETS__TRAIN=()))
     refused(r"DATASETS\.TEST is \(\)", check_run, config(DATASETS__TEST=()), eval_only=True)
