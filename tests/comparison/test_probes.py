@@ -48,7 +48,7 @@ def test_class_and_ap_by_distance():
         detection(200, RED, 0.3, 2),
         detection(200, BLUE, 0.6, 2),
     ]
-    near, middle, far, farthest = by_distance(truth, results)
+    near, middle, far, farthest = by_distance(truth, results, (40, 80, 120, 160))
     assert near == {"low": 40, "high": 80, "objects": 1, "found": 1, "right": 1, "AP": pytest.approx(100)}
     assert middle == {"low": 80, "high": 120, "objects": 1, "found": 0, "right": 0, "AP": 0}
     # Of the two red squares one is found as red: precision 1 at the recalls 0, 0.01, ..., 0.50.
@@ -68,6 +68,12 @@ def test_class_and_ap_by_distance():
         "right": 1,
         "AP": pytest.approx(100),
     }
+    bins = by_distance(truth, results)
+    assert [(row["low"], row["high"], row["objects"]) for row in bins] == [
+        (40, 80, 1),
+        (80, 120, 1),
+        (120, None, 3),
+    ]
 
 
 def test_false_detections_count_in_their_own_bin():
