@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["TASKS", "Arm", "ArmError", "Task", "custom_arm", "named_arms", "parse_seeds"]
+__all__ = ["RESULTS", "TASKS", "Arm", "ArmError", "Task", "custom_arm", "named_arms", "parse_seeds"]
 
+#: Files of a comparison's folder, beside the arms' folders.
+RESULTS = ("table.md", "results.json", "curves.png", "distance.png")
 _MOST_SEEDS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -208,10 +210,10 @@ def named_arms(task: str, names: Sequence[str] = ()) -> list[Arm]:
     known = TASKS[task].arms
     arms = []
     for word in names or TASKS[task].default:
-        name, _, seeds = word.partition(":")
+        name, sign, seeds = word.partition(":")
         if name not in known:
             raise ArmError(f"--arms {name}: the task {task} has {', '.join(known)}; or define it by --arm")
-        arms.append(replace(known[name], seeds=parse_seeds(seeds)) if seeds else known[name])
+        arms.append(replace(known[name], seeds=parse_seeds(seeds)) if sign else known[name])
     return arms
 
 
@@ -226,11 +228,15 @@ def custom_arm(words: Sequence[str], against: tuple[str, ...] = ()) -> Arm:
         ArmError: it is not that.
     """
     name, sign, config = words[0].partition("=")
-    name, _, seeds = name.partition(":")
+    name, colon, seeds = name.partition(":")
     if not (sign and config and _NAME.fullmatch(name)):
         raise ArmError(
             f"--arm {words[0]}: write NAME=CONFIG, a name of letters, digits and _.- and a config file, then "
             "KEY VALUE pairs"
         )
+    if name in RESULTS:
+        raise ArmError(f"--arm {name}: a result has that name in the folder; name the arm otherwise")
     opts = tuple(words[1:])
-    return Arm(name, name, config, opts, against, parse_seeds(seeds) if seeds else ())
+    if len(opts) % 2:
+        raise ArmError(f"--arm {name}: overrides come as KEY VALUE pairs, but {opts[-1]!r} stands alone")
+    return Arm(name, name, config, opts, against, parse_seeds(seeds) if colon else ())

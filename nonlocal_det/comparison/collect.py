@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from detectron2.modeling import build_model
 from nonlocal_det.benchmark import count_detector_flops
 from nonlocal_det.comparison.probes import probe
 from nonlocal_det.comparison.runs import Run
+from nonlocal_det.engine.curves import read_metrics
 
 __all__ = ["Cost", "Outcome", "collect", "measure_cost"]
 
@@ -32,14 +31,17 @@ class Outcome:
         arm: name of the arm.
         seed: the seed.
         finished: whether it was trained and evaluated to the end.
-        error: why not: a line; "" where it has not been started or was stopped.
-        seconds: wall time of training and evaluation.
+        error: why not, or what is missing of a finished run: a line; "" where it has not been started or was
+            stopped.
+        seconds: wall time of training and evaluation, all tries together.
         seconds_per_iteration: median over the run; None where nothing was logged.
         threads: CPU threads that it had.
         at_once: how many runs shared the machine.
         scores: "bbox/AP", ... (0 to 100) of the first test set.
         probes: see :func:`nonlocal_det.comparison.probes.probe`.
         curve: pairs of iteration and total loss.
+        tries: how often it was started. Seconds of more than one try hold what a try did that was lost, and
+            not what one did that was killed with the comparison.
     """
 
     arm: str
@@ -53,6 +55,7 @@ class Outcome:
     scores: dict[str, float] = field(default_factory=dict)
     probes: dict[str, Any] = field(default_factory=dict)
     curve: list[tuple[int, float]] = field(default_factory=list)
+    tries: int = 1
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,11 @@ def collect(run: Run, cfg: CfgNode) -> Outcome:
         cfg: its config.
     """
     record = run.record()
-    lines = _metrics(run.folder / "metrics.json")
-    times = [line["time"] for line in lines if "time" in line]
+    try:
+        metrics = read_metrics(run.folder / "metrics.json")
+    except OSError:
+        metrics = {}
+    times = metrics.get("time", {}).values()
     outcome = Outcome(
         run.arm.name,
         run.seed,
@@ -94,43 +100,30 @@ def collect(run: Run, cfg: CfgNode) -> Outcome:
         statistics.median(times) if times else None,
         record.threads,
         record.at_once,
+        tries=record.tries,
     )
-    # A resumed run logs again what it had not saved; the later line counts.
-    curve = {line["iteration"]: line["total_loss"] for line in lines if "total_loss" in line}
-    outcome.curve = sorted((step, loss) for step, loss in curve.items() if math.isfinite(loss))
+    losses = metrics.get("total_loss", {})
+    outcome.curve = [(step, loss) for step, loss in losses.items() if math.isfinite(loss)]
     if not (run.finished and cfg.DATASETS.TEST):
         return outcome
     name = cfg.DATASETS.TEST[0]
     prefix = f"{name}/" if len(cfg.DATASETS.TEST) > 1 else ""
-    for line in lines:
-        for key, value in line.items():
-            task, _, metric = key.removeprefix(prefix).partition("/")
-            known = key.startswith(prefix) and task in ("bbox", "segm", "keypoints") and metric in _METRICS
-            if known and math.isfinite(value):  # it is not where the data set has nothing to find
-                outcome.scores[f"{task}/{metric}"] = value
+    for task in ("bbox", "segm", "keypoints"):
+        for metric in ("AP", "AP50", "AP75"):
+            scores = metrics.get(f"{prefix}{task}/{metric}", {})
+            last = scores[max(scores)] if scores else math.nan
+            if math.isfinite(last):  # it is not where the data set has nothing to find
+                outcome.scores[f"{task}/{metric}"] = last
+    if not outcome.scores:
+        outcome.error = "no score in its metrics.json"
     predictions = run.folder / "inference" / prefix / "coco_instances_results.json"
     annotations = MetadataCatalog.get(name).get("json_file", "")
     if predictions.is_file() and Path(annotations).is_file():
-        outcome.probes = probe(Path(annotations), predictions)
-    return outcome
-
-
-_METRICS = ("AP", "AP50", "AP75")
-
-
-def _metrics(path: Path) -> list[Mapping[str, Any]]:
-    """Return the lines of a metrics.json; one that a killed run has left half written is passed over."""
-    lines = []
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return []
-    for line in text.splitlines():
         try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
+            outcome.probes = probe(Path(annotations), predictions)
+        except (OSError, ValueError, KeyError, TypeError):
+            outcome.error = f"{predictions} is damaged"
+    return outcome
 
 
 def measure_cost(cfg: CfgNode) -> Cost:

@@ -27,6 +27,8 @@ def draw_curves(
 ) -> bool:
     """Draw the total training loss against the iteration: a thin line a run, a thick one for their mean.
 
+    The mean is that of the finished runs, as in the table; a run that ended early has a thin line alone.
+
     Args:
         path: a .png file.
         outcomes: runs of any arms.
@@ -39,7 +41,7 @@ def draw_curves(
     curves = {name: [] for name in labels if name in arms or not arms}
     for outcome in outcomes:
         if outcome.arm in curves and len(outcome.curve) > 1:
-            curves[outcome.arm].append(dict(outcome.curve))
+            curves[outcome.arm].append(outcome)
     if not any(curves.values()):
         return False
     figure, (axis,) = _figure(1)
@@ -47,12 +49,13 @@ def draw_curves(
         runs = curves.get(name)
         if not runs:
             continue
-        if len(runs) > 1:
-            for run in runs:
-                axis.plot(list(run), list(run.values()), **style, linewidth=0.6, alpha=0.35)
-        steps = sorted(set.intersection(*map(set, runs)))
-        mean = [np.mean([run[step] for run in runs]) for step in steps]
-        axis.plot(steps, mean, **style, linewidth=1.8, label=f"{labels[name]} ({_seeds(len(runs))})")
+        whole = [dict(run.curve) for run in runs if run.finished]
+        for run in runs:
+            if not (run.finished and len(whole) == 1):
+                axis.plot(*zip(*run.curve, strict=True), **style, linewidth=0.6, alpha=0.35)
+        steps = sorted(set.intersection(*map(set, whole))) if whole else []
+        mean = [np.mean([run[step] for run in whole]) for step in steps]
+        axis.plot(steps, mean, **style, linewidth=1.8, label=f"{labels[name]} ({_seeds(len(whole))})")
     axis.set_ylim(bottom=0)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("iteration")

@@ -150,47 +150,41 @@ class Report:
         for arm in self.arms:
             mine = [outcome for outcome in self.outcomes if outcome.arm == arm.name]
             done = [outcome for outcome in mine if outcome.finished]
-            seconds = summarize(outcome.seconds for outcome in done)
+            seconds = summarize(outcome.seconds for outcome in done if outcome.tries == 1)
             cost = self.costs.get(arm.name)
             rows.append(
                 [
                     arm.label,
-                    *(_plus_minus(self.summary(arm.name, column)) for column in columns),
+                    *(_plus_minus(self.summary(arm.name, column), len(done)) for column in columns),
                     f"{len(done)}" if len(done) == len(mine) else f"{len(done)} of {len(mine)}",
                     f"{seconds.mean:.0f}" if seconds else "-",
                     f"{cost.parameters / 1e6:.2f}" if cost else "-",
                     f"{cost.flops / 1e9:.2f}" if cost and cost.flops else "-",
                 ]
             )
-        size = next(
-            (f"one image of {cost.height}x{cost.width}" for cost in self.costs.values()), "one test image"
-        )
+        sizes = {f"{cost.height}x{cost.width}" for cost in self.costs.values()}
+        size = f"one image of {sizes.pop()}" if len(sizes) == 1 else "one image of an arm's test size"
         note = (
             "Mean ± standard deviation over seeds. Seconds are wall time of training and evaluation of one "
-            f"run; GFLOPs are multiply-adds of {size} with 1,000 proposals and 100 detections."
+            f"run, of those that took one try; GFLOPs are multiply-adds of {size} with 1,000 proposals and "
+            "100 detections."
         )
         return f"{_table(rows, heads)}\n\n{note}"
 
     def _differences_table(self) -> str:
         columns = [column for column in self.columns if not column.endswith(("AP50", "AP75"))]
-        cells: dict[tuple[str, str], dict[str, str]] = {}
-        pairs: dict[tuple[str, str], int] = {}
+        found: dict[tuple[str, str], dict[str, Difference]] = {}
         labels = {arm.name: arm.label for arm in self.arms}
         for column in columns:
             for arm, other, difference in self.differences(column):
-                key = (arm.name, other.name)
-                cells.setdefault(key, {})[column] = _interval(difference)
-                pairs[key] = len(difference.seeds)
-        if not cells:
+                found.setdefault((arm.name, other.name), {})[column] = difference
+        if not found:
             return ""
-        rows = [
-            [
-                f"{labels[one]} - {labels[two]}",
-                *(found.get(column, "-") for column in columns),
-                pairs[one, two],
-            ]
-            for (one, two), found in cells.items()
-        ]
+        rows = []
+        for (one, two), by_column in found.items():
+            pairs = max(len(difference.seeds) for difference in by_column.values())
+            cells = [_interval(by_column.get(column), pairs) for column in columns]
+            rows.append([f"{labels[one]} - {labels[two]}", *cells, pairs])
         note = "Paired differences of runs with the same seed: mean [95 % confidence interval, Student's t]."
         return f"{_table(rows, ['', *map(_head, columns), 'pairs'])}\n\n{note}"
 
@@ -228,20 +222,22 @@ class Report:
         rows = []
         for outcome in self.outcomes:
             figures = _figures(outcome)
-            state = "" if outcome.finished else outcome.error or "not finished"
+            state = outcome.error or ("" if outcome.finished else "not finished")
             rows.append(
                 [
                     labels[outcome.arm],
                     outcome.seed,
                     *(f"{figures[column]:.1f}" if column in figures else "-" for column in columns),
                     f"{outcome.seconds:.0f}",
+                    outcome.tries,
                     state.replace("|", "\\|"),
                 ]
             )
-        heads = ["every run", "seed", *map(_head, columns), "seconds", "failure"]
-        if all(outcome.finished for outcome in self.outcomes):
-            heads, rows = heads[:-1], [row[:-1] for row in rows]
-        return _table(rows, heads)
+        heads = ["every run", "seed", *map(_head, columns), "seconds", "tries", "failure"]
+        # Nothing to tell: no run that was tried again, or none that failed.
+        dull = {"tries": all(row[-2] <= 1 for row in rows), "failure": not any(row[-1] for row in rows)}
+        kept = [number for number, head in enumerate(heads) if not dull.get(head)]
+        return _table([[row[number] for number in kept] for row in rows], [heads[number] for number in kept])
 
 
 def _figures(outcome: Outcome) -> dict[str, float]:
@@ -259,16 +255,22 @@ def _head(column: str) -> str:
     return f"{_TASKS[task]} {metric}" if metric else f"{column} (%)"
 
 
-def _plus_minus(summary: Summary | None) -> str:
+def _plus_minus(summary: Summary | None, runs: int) -> str:
+    """Write mean and standard deviation, with the number of values where it is not that of the runs."""
     if summary is None:
         return "-"
-    return f"{summary.mean:.1f}" + (f" ± {summary.sd:.1f}" if summary.sd is not None else "")
+    text = f"{summary.mean:.1f}" + (f" ± {summary.sd:.1f}" if summary.sd is not None else "")
+    return text if summary.count == runs else f"{text} (n = {summary.count})"
 
 
-def _interval(difference: Difference) -> str:
-    if difference.low is None:
-        return f"{difference.mean:+.1f}"
-    return f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]"
+def _interval(difference: Difference | None, pairs: int) -> str:
+    """Write a difference and its interval, with the number of pairs where it is not ``pairs``."""
+    if difference is None:
+        return "-"
+    text = f"{difference.mean:+.1f}"
+    if difference.low is not None:
+        text += f" [{difference.low:+.1f}, {difference.high:+.1f}]"
+    return text if len(difference.seeds) == pairs else f"{text} (n = {len(difference.seeds)})"
 
 
 def _table(rows: Sequence[Sequence[Any]], heads: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ class RunRecord:
 
     Attributes:
         exit_code: of the last try; None while it runs, or when it was killed with this process.
-        seconds: wall time of all tries together.
+        seconds: wall time of all tries together, but for those that were killed with this process.
         tries: how often it was started.
         error: last line of its output, where it failed; "" where a signal has stopped it.
         threads: CPU threads that it was given.
@@ -90,11 +90,14 @@ class Run:
         return [*words, "--num-gpus", str(self.num_gpus), "--resume", *self.overrides]
 
     def record(self) -> RunRecord:
-        """Read what is known of it; an empty record where there is nothing to read."""
+        """Read what is known of it; an empty record where there is nothing to read, or something else."""
         try:
-            return RunRecord(**json.loads((self.folder / RECORD).read_text(encoding="utf-8")))
+            record = RunRecord(**json.loads((self.folder / RECORD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return RunRecord()
+        numbers = (record.seconds, record.exit_code or 0, record.tries, record.threads, record.at_once)
+        right = all(isinstance(number, (int, float)) for number in (*numbers, record.num_gpus))
+        return record if right and isinstance(record.error, str) else RunRecord()
 
     def write(self, record: RunRecord) -> None:
         """Keep a record in the folder.
@@ -130,8 +133,13 @@ def plan_runs(
         num_gpus: processes of each training command.
 
     Raises:
-        ArmError: two arms have one name.
+        ArmError: two arms have one name, or overrides set what belongs to single runs.
     """
+    for key in opts[::2]:
+        _check_override(key, "--opts")
+    for arm in arms:
+        for key in arm.opts[::2]:
+            _check_override(key, f"--arm {arm.name}")
     names = [arm.name for arm in arms]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ArmError(f"arm {sorted(twice)[0]}: named twice; names are folders, so give each its own")
@@ -141,6 +149,12 @@ def plan_runs(
         for seed in arm.seeds or seeds
     ]
     return sorted(runs, key=lambda run: run.seed)  # stable: arms keep their order
+
+
+def _check_override(key: str, where: str) -> None:
+    option = {"SEED": "--seeds", "OUTPUT_DIR": "--output"}.get(key)
+    if option:
+        raise ArmError(f"{where} sets {key}, which is each run's own; use {option}")
 
 
 def check_folder(run: Run, cfg: CfgNode) -> None:
@@ -162,9 +176,12 @@ def check_folder(run: Run, cfg: CfgNode) -> None:
         )
     path = run.folder / "config.yaml"
     try:
-        there = _flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError):
-        return
+        there = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        there = None
+    if not isinstance(there, dict):
+        return  # nothing there, or damaged: a run that goes on writes it anew
+    there = _flat(there)
     here = _flat(yaml.safe_load(cfg.dump()))
     for key in sorted(there.keys() & here.keys() - {"OUTPUT_DIR"}):
         if there[key] != here[key]:
@@ -352,6 +369,6 @@ class _Process:
                 lines = file.read().decode(errors="replace").split("\n")
             said = [line.rpartition("\r")[2].strip() for line in lines if line.strip()]
             killed = f"killed by signal {-code}" if code < 0 else f"exit code {code}, no output"
-            self.record.error = said[-1] if said and code > 0 else killed
+            self.record.error = said[-1].removeprefix("error: ") if said and code > 0 else killed
         self.run.write(self.record)
         return True

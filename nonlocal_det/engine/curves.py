@@ -31,7 +31,7 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, Series]:
 
     Of an iteration that was done twice the later values count. Where training went back, as a run that was
     killed does, or one that starts again in the folder of another, what was written of later iterations
-    before is left out. So are lines that are not whole.
+    before is left out. So are lines that are not whole, but not a whole one behind the beginning of another.
 
     Args:
         path: the file that Detectron2's ``JSONWriter`` has written.
@@ -59,12 +59,15 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, Series]:
 
 
 def _rows(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    with PathManager.open(os.fspath(path), "r") as file:
+    with PathManager.open(os.fspath(path), "r", encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 row = json.loads(line)
-            except ValueError:  # the process was killed while it wrote
-                continue
+            except ValueError:  # the process was killed while it wrote, and the next one wrote behind it
+                try:
+                    row = json.loads(line[line.rfind("{") :])
+                except ValueError:
+                    continue
             if isinstance(row, dict) and isinstance(row.get("iteration"), int):
                 yield {name: value for name, value in row.items() if isinstance(value, (int, float))}
 

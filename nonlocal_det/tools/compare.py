@@ -19,7 +19,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from nonlocal_det.tools.command import UsageError, command, parse, positive
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-    from nonlocal_det.comparison import Arm, Run
+    from nonlocal_det.comparison import Arm, Cost, Run
     from nonlocal_det.comparison.runs import RunRecord
 
 __all__ = ["main"]
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from nonlocal_det.config import get_config
     from nonlocal_det.engine import check_run, count_processes
 
-    output = Path(args.output)
+    output: Path = args.output
     words = [
         "python -m nonlocal_det.tools.compare",
         *map(shlex.quote, sys.argv[1:] if argv is None else argv),
@@ -68,10 +68,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             cfg = configs[run] = get_config(run.arm.config, run.overrides)
             check_folder(run, cfg)
             check_run(cfg, processes=processes, resume=True)
+        _check_test_sets(configs)
         with lock_folder(output) as lock:
             return _compare(args, arms, configs, lock, " ".join(words))
     except ArmError as error:
         raise UsageError(str(error)) from None
+    except OSError as error:
+        where = error.filename or f"--output {output}"
+        raise UsageError(
+            f"{where}: {error.strerror or error}; mend that, and the same command goes on"
+        ) from None
+
+
+def _check_test_sets(configs: Mapping[Run, CfgNode]) -> None:
+    """Refuse arms that are evaluated on different data: their scores cannot stand in one column."""
+    sets = {run.arm.name: cfg.DATASETS.TEST[:1] for run, cfg in configs.items()}
+    first = next(iter(sets))
+    for name, test in sets.items():
+        if test != sets[first]:
+            raise UsageError(
+                f"arm {name} is evaluated on {test}, and arm {first} on {sets[first]}: write the same first "
+                "name in DATASETS.TEST, as their scores are compared"
+            )
 
 
 def _compare(
@@ -82,9 +100,9 @@ def _compare(
     command_line: str,
 ) -> int:
     """Do what is left of the runs, which are the keys of ``configs``, and write what came out of all."""
-    from nonlocal_det.comparison import Report, collect, draw_curves, draw_distance, measure_cost, run_all
+    from nonlocal_det.comparison import Report, collect, draw_curves, draw_distance, run_all
 
-    output, runs = Path(args.output), list(configs)
+    output, runs = args.output, list(configs)
     done = sum(run.finished for run in runs)
     print(f"{len(arms)} arms, {len(runs)} runs, {done} of them finished before", flush=True)
 
@@ -99,27 +117,48 @@ def _compare(
     whole = run_all(runs, parallel=args.parallel, threads=_threads(args), lock=lock, report=say)
 
     # Costs take a while, and who stops a comparison waits for its end.
-    by_arm = {run.arm.name: cfg for run, cfg in configs.items()} if whole else {}
-    report = Report(
-        arms,
-        [collect(run, cfg) for run, cfg in configs.items()],
-        {name: measure_cost(cfg) for name, cfg in by_arm.items()},
-        command_line,
-    )
+    by_arm = {run.arm.name: cfg for run, cfg in configs.items() if run.finished} if whole else {}
+    costs = {name: cost for name, cfg in by_arm.items() if (cost := _cost(name, cfg)) is not None}
+    report = Report(arms, [collect(run, cfg) for run, cfg in configs.items()], costs, command_line)
     table = report.markdown()
-    (output / "table.md").write_text(table, encoding="utf-8")
-    (output / "results.json").write_text(json.dumps(report.raw(), indent=1) + "\n", encoding="utf-8")
     labels = {arm.name: arm.label for arm in arms}
-    written = ["table.md", "results.json"]
-    if draw_curves(output / "curves.png", report.outcomes, labels, args.curves or _two(arms)):
-        written.append("curves.png")
-    if draw_distance(output / "distance.png", report.outcomes, labels):
-        written.append("distance.png")
+    curves = args.curves or _two(arms)
+    results = {
+        "table.md": lambda path: path.write_text(table, encoding="utf-8"),
+        "results.json": lambda path: path.write_text(
+            json.dumps(report.raw(), indent=1) + "\n", encoding="utf-8"
+        ),
+        "curves.png": lambda path: draw_curves(path, report.outcomes, labels, curves),
+        "distance.png": lambda path: draw_distance(path, report.outcomes, labels),
+    }
+    written = [name for name, write in results.items() if _replace(output / name, write)]
     print(f"\n{table}\nWritten to {output}: {', '.join(written)}")
     if not whole or any(run.stopped for run in runs):
         print("stopped by a signal; the same command goes on", file=sys.stderr)
         return EXIT_STOPPED
     return 0 if all(run.finished for run in runs) else EXIT_SOME_FAILED
+
+
+def _cost(name: str, cfg: CfgNode) -> Cost | None:
+    """Return what an arm costs; None, and say so, where it cannot be counted."""
+    from nonlocal_det.comparison import measure_cost
+
+    try:
+        return measure_cost(cfg)
+    except Exception as error:  # whatever it is, it must not take the table of all runs with it
+        said = " ".join(str(error).split()) or type(error).__name__
+        print(f"warning: arm {name}: its parameters and FLOPs cannot be counted: {said}", file=sys.stderr)
+        return None
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> bool:
+    """Write a file as a whole; where there is nothing to write, take away an older one."""
+    part = path.with_name(f".{path.name}")
+    if write(part) is False:
+        path.unlink(missing_ok=True)
+        return False
+    part.replace(path)
+    return True
 
 
 def _arms(args: argparse.Namespace) -> list[Arm]:
@@ -157,7 +196,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Train and evaluate several configs with several seeds, and compare them in a table.",
     )
     parser.add_argument(
-        "--output", required=True, metavar="DIR", help="folder of the runs, the table and the figures"
+        "--output",
+        type=_folder,
+        required=True,
+        metavar="DIR",
+        help="folder of the runs, the table and the figures",
     )
     parser.add_argument("--task", choices=tuple(TASKS), default="context", help=f"{tasks} (%(default)s)")
     parser.add_argument(
@@ -199,7 +242,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="KEY VALUE",
         help="overrides of all arms, last on the line, such as SOLVER.MAX_ITER 100",
     )
-    return parse(parser, argv)
+    args = parse(parser, argv)
+    if len(args.opts) % 2:
+        raise UsageError(f"--opts: overrides come as KEY VALUE pairs, but {args.opts[-1]!r} stands alone")
+    return args
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("name a folder")
+    return Path(text).expanduser()
 
 
 if __name__ == "__main__":

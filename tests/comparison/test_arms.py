@@ -39,6 +39,8 @@ def test_arms_by_name():
     assert (nl.name, nl.seeds, base.name, base.seeds) == ("nl", (0, 1, 2), "baseline", ())
     with pytest.raises(ArmError, match="--arms nll: the task context has baseline, residual, nl,"):
         named_arms("context", ["nll"])
+    with pytest.raises(ArmError, match="seeds '': write numbers"):
+        named_arms("context", ["nl:"])
 
 
 def test_an_arm_of_ones_own():
@@ -48,6 +50,13 @@ def test_an_arm_of_ones_own():
     for word in ("a.yaml", "=a.yaml", "x=", "../x=a.yaml", "a b=a.yaml", ":0=a.yaml"):
         with pytest.raises(ArmError, match="write NAME=CONFIG"):
             custom_arm([word])
+    with pytest.raises(ArmError, match=r"KEY VALUE pairs, but 'SOLVER\.MAX_ITER' stands alone"):
+        custom_arm(["mine=a.yaml", "SOLVER.MAX_ITER"])
+    with pytest.raises(ArmError, match="seeds '': write numbers"):
+        custom_arm(["mine:=a.yaml"])
+    for name in ("table.md", "results.json", "curves.png", "distance.png"):
+        with pytest.raises(ArmError, match=f"--arm {name}: a result has that name"):
+            custom_arm([f"{name}=a.yaml"])
 
 
 def blocks_of(arm):

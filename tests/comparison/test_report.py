@@ -75,24 +75,57 @@ def test_failed_runs_are_in_the_table_and_out_of_the_means():
     report = report_of(
         outcome("base", 0, 40.0),
         outcome("nl", 0, 41.0),
-        outcome("base", 1, 0.0, error="error: a | b"),
+        outcome("base", 1, 0.0, error="a | b"),
         outcome("nl", 1, 99.0),
     )
     rows = cells(report.markdown())
     assert rows[2][:4] == ["Base", "40.0", "50.0", "1 of 2"]
-    assert ["Base", "1", "-", "-", "100", r"error: a \| b"] in rows
+    assert ["Base", "1", "-", "-", "100", r"a \| b"] in rows
     # One pair has no interval.
     assert next(row for row in rows if row[0] == "+1 NL - Base")[1:] == ["+1.0", "1"]
     raw = json.loads(json.dumps(report.raw(), allow_nan=False))
-    assert [run["error"] for run in raw["runs"]] == ["", "", "error: a | b", ""]
+    assert [run["error"] for run in raw["runs"]] == ["", "", "a | b", ""]
     assert raw["command"] == "compare --output x"
     assert {"torch", "detectron2", "processor"} <= set(raw["environment"])
     difference = next(one for one in raw["differences"] if one["figure"] == "bbox/AP")
     assert (difference["mean"], difference["low"], difference["seeds"]) == (1.0, None, [0])
 
 
+def test_figures_of_fewer_runs_than_the_rest_say_so():
+    report = report_of(
+        *(
+            outcome(arm, seed, ap, right=20)
+            for arm, ap in (("base", 40.0), ("nl", 41.0))
+            for seed in range(3)
+        ),
+    )
+    report.outcomes[4].scores = {}  # of seed 1, as when its line was lost
+    report.outcomes[4].error = "no score in its metrics.json"
+    rows = cells(report.markdown())
+    assert rows[3][:5] == ["+1 NL", "41.0 ± 0.0 (n = 2)", "51.0 ± 0.0 (n = 2)", "100.0 ± 0.0", "3"]
+    line = next(row for row in rows if row[0] == "+1 NL - Base")
+    assert line[1:] == ["+1.0 [+1.0, +1.0] (n = 2)", "+0.0 [+0.0, +0.0]", "3"]
+    assert ["+1 NL", "1", "-", "-", "100.0", "100", "no score in its metrics.json"] in rows
+
+
+def test_seconds_of_several_tries_are_out_of_the_mean():
+    report = report_of(outcome("base", 0, 40.0, seconds=90), outcome("base", 1, 42.0, seconds=7))
+    report.outcomes[1].tries = 2
+    rows = cells(report.markdown())
+    assert rows[2][1:5] == ["41.0 ± 1.4", "51.0 ± 1.4", "2", "90"]
+    assert rows[-2:] == [["Base", "0", "40.0", "50.0", "90", "1"], ["Base", "1", "42.0", "52.0", "7", "2"]]
+
+
+def test_multiply_adds_of_several_sizes():
+    costs = {"base": Cost(1_500_000, 2_000_000_000, 64, 96)}
+    text = Report(ARMS, [], costs).markdown()
+    assert "multiply-adds of one image of 64x96 with" in text
+    costs["nl"] = Cost(1_500_000, 2_000_000_000, 64, 128)
+    assert "multiply-adds of one image of an arm's test size with" in Report(ARMS, [], costs).markdown()
+
+
 def test_nothing_but_failures():
-    rows = cells(report_of(outcome("base", 0, 0.0, error="error: x")).markdown())
+    rows = cells(report_of(outcome("base", 0, 0.0, error="x")).markdown())
     assert rows[2] == ["Base", "0 of 1", "-", "1.50", "2.00"]
     assert rows[3] == ["+1 NL", "0", "-", "-", "-"]
 
@@ -116,7 +149,22 @@ def test_outcome_from_a_folder(tmp_path):
     assert found.finished
     assert found.curve == [(19, 3.0), (39, 2.0)]
     assert found.scores == {"bbox/AP": 7.5}
-    assert (found.seconds, found.seconds_per_iteration, found.threads) == (12.5, 0.6, 3)
+    assert (found.seconds, found.seconds_per_iteration, found.threads) == (12.5, 0.55, 3)
+    assert (found.tries, found.error) == (2, "")
+
+
+def test_a_finished_run_whose_score_is_lost_says_so(tmp_path):
+    run = Run(ARMS[0], 0, tmp_path)
+    cfg = CfgNode({"DATASETS": {"TEST": ("one",)}})
+    (tmp_path / "run.json").write_text('{"exit_code": 0}')
+    assert collect(run, cfg).error == "no score in its metrics.json"
+    # The last evaluation counts, even if it found nothing that could be scored.
+    lines = ['{"iteration": 9, "bbox/AP": 50.0}', '{"iteration": 19, "bbox/AP": NaN}', "5", "[1]"]
+    (tmp_path / "metrics.json").write_text("\n".join(lines))
+    assert collect(run, cfg).scores == {}
+    (tmp_path / "metrics.json").write_bytes(b'\xff\n{"iteration": 9, "bbox/AP": 50.0, "bbox/AP50": null}\n')
+    found = collect(run, cfg)
+    assert (found.scores, found.error) == ({"bbox/AP": 50.0}, "")
 
 
 def test_probes_of_an_outcome_are_those_of_the_first_test_set(tmp_path):
@@ -137,6 +185,11 @@ def test_probes_of_an_outcome_are_those_of_the_first_test_set(tmp_path):
     try:
         cfg = CfgNode({"DATASETS": {"TEST": ("comparison_one", "comparison_two")}})
         (row,) = collect(Run(ARMS[0], 0, tmp_path), cfg).probes["distance"]
+        for damaged in (b"", b"[{", b"\xff", b'[{"a": 1}]', b"[5]", b"5"):
+            (folder / "coco_instances_results.json").write_bytes(damaged)
+            found = collect(Run(ARMS[0], 0, tmp_path), cfg)
+            assert found.probes == {}
+            assert found.error == f"{folder}/coco_instances_results.json is damaged"
     finally:
         MetadataCatalog.remove("comparison_one")
     assert (row["low"], row["objects"], row["right"]) == (80, 1, 1)
@@ -167,6 +220,20 @@ def test_figures_show_the_arms_in_colours_that_stay(tmp_path):
     assert ORANGE not in colours(tmp_path / "two.png")
     assert draw_distance(tmp_path / "distance.png", outcomes, labels)
     assert {GREY, ORANGE, BLUE} <= colours(tmp_path / "distance.png")
+
+
+def test_runs_that_ended_early_do_not_cut_the_mean(tmp_path):
+    outcomes = [outcome("base", seed, 40.0) for seed in range(3)]
+    for one in outcomes:
+        one.curve = [(step, 2.0 + one.seed / 4) for step in range(19, 500, 20)]
+    assert draw_curves(tmp_path / "whole.png", outcomes[:2], {"base": "Base"})
+    outcomes[2].finished, outcomes[2].curve = False, [(19, 2.1), (39, 2.1)]
+    assert draw_curves(tmp_path / "both.png", outcomes, {"base": "Base"})
+    grey = [
+        int((np.asarray(Image.open(tmp_path / name).convert("RGB")) == 0x59).all(-1).sum())
+        for name in ("whole.png", "both.png")
+    ]
+    assert grey[1] == pytest.approx(grey[0], rel=0.05)
 
 
 def test_nothing_to_draw_writes_nothing(tmp_path):

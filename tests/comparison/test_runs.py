@@ -15,6 +15,7 @@ import pytest
 from detectron2.config import CfgNode
 
 from nonlocal_det.comparison import Arm, ArmError, Run, check_folder, lock_folder, plan_runs, run_all
+from nonlocal_det.comparison.runs import RunRecord
 
 #: Stands for training: counts its starts in the run's folder, then does what the arm's config says.
 SCRIPT = """
@@ -90,7 +91,7 @@ def test_failures_are_recorded_and_stop_nothing(tmp_path):
     assert [code for _, code in seen] == [2, -9, 4, 0]
     records = [run.record() for run in runs]
     assert [record.error for record in records] == [
-        "error: no such thing",
+        "no such thing",
         "killed by signal 9",
         "exit code 4, no output",
         "",
@@ -103,7 +104,7 @@ def test_failures_are_recorded_and_stop_nothing(tmp_path):
     (runs[0].folder / "console.txt").write_text("error: of another time\n")
     assert run_all(runs)
     assert [starts(run) for run in runs] == [2, 2, 2, 1]
-    assert runs[0].record().error == "error: no such thing"
+    assert runs[0].record().error == "no such thing"
     assert (runs[0].record().tries, runs[3].record().tries) == (2, 1)
     assert runs[0].record().seconds > records[0].seconds
 
@@ -205,9 +206,27 @@ def test_a_folder_with_another_number_of_processes_is_refused(tmp_path):
 def test_records_that_cannot_be_read_count_as_none(tmp_path):
     (run,) = runs_of(tmp_path, "fine")
     run.folder.mkdir(parents=True)
-    for content in ("", '{"exit_code": 0', '{"exit_code": 0, "unknown": 1}', "[]"):
+    damaged = ["", '{"exit_code": 0', '{"exit_code": 0, "unknown": 1}', "[]", '{"exit_code": 0, "error": 1}']
+    for key in ("seconds", "tries", "threads", "at_once", "num_gpus"):
+        damaged += [f'{{"exit_code": 0, "{key}": null}}', f'{{"exit_code": 0, "{key}": "x"}}']
+    for content in damaged:
         (run.folder / "run.json").write_text(content)
         assert not run.finished
+        assert run.record() == RunRecord()
+    config = run.folder / "config.yaml"
+    for content in (b"", b"hello", b"- a", b"\xff\xfe", b"SOLVER: {"):
+        config.write_bytes(content)
+        check_folder(run, CfgNode({"SOLVER": {"MAX_ITER": 500}}))
+
+
+@pytest.mark.parametrize(("key", "flag"), [("SEED", "--seeds"), ("OUTPUT_DIR", "--output")])
+def test_what_is_each_runs_own_cannot_be_set_for_all(tmp_path, key, flag):
+    arms = [Arm("a", "A", "a.yaml")]
+    with pytest.raises(ArmError, match=rf"^--opts sets {key}, which is each run's own; use {flag}$"):
+        plan_runs(arms, (0,), tmp_path, ("X", "1", key, "7"))
+    with pytest.raises(ArmError, match=rf"^--arm a sets {key}"):
+        plan_runs([replace(arms[0], opts=(key, "7"))], (0,), tmp_path)
+    assert plan_runs(arms, (0,), tmp_path, ("X", key))  # a value of that name
 
 
 def test_one_comparison_in_a_folder_at_a_time(tmp_path):

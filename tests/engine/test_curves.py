@@ -67,6 +67,14 @@ def test_lines_that_are_no_use(metrics):
     assert read_metrics(metrics()) == {}
 
 
+def test_a_whole_line_behind_half_a_line(metrics):
+    # A full disk or a power cut ends a line early, and what goes on appends to it.
+    path = metrics(line(19, 4.0), '{"iteration": 39, "total_l{"iteration": 40, "segm/AP": 12.0}\n')
+    with path.open("ab") as file:
+        file.write(b'\xff\xfe{"iteration": 41, "segm/AP": 13.0}\n')
+    assert read_metrics(path) == {"total_loss": {19: 4.0}, "segm/AP": {40: 12.0, 41: 13.0}}
+
+
 def colours(path) -> set[tuple[int, int, int]]:
     pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
     return {tuple(colour) for colour in np.unique(pixels, axis=0).tolist()}

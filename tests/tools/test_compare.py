@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -15,6 +17,7 @@ from nonlocal_det.comparison import lock_folder
 from nonlocal_det.data.context import write_context
 from nonlocal_det.tools.compare import main
 
+PEOPLE = "Quick/mask_keypoint_rcnn_R_50_FPN_nl_people.yaml"
 SMALL = {
     "MODEL.DEVICE": "cpu",
     "MODEL.FPN.OUT_CHANNELS": 16,
@@ -74,12 +77,11 @@ def test_two_arms_and_one_that_fails(arguments, squares, tmp_path, capsys):
         ("wild", 3, False),
     ]
     wild = results["runs"][2]
-    assert wild["error"].startswith("error: ")
     assert "SOLVER.SKIP_NONFINITE_STEPS" in wild["error"]
     # The counts are Fig. 2's: theta, phi and g from 256 to 128 channels, W_z back, with biases.
     base, block, other = (arm["cost"] for arm in results["arms"])
     assert block["parameters"] - base["parameters"] == 3 * (256 * 128 + 128) + 128 * 256 + 256
-    assert other["parameters"] == base["parameters"]
+    assert other is None
     assert block["flops"] > base["flops"] > 1e8
     for run in results["runs"][:2]:
         assert 0 <= run["scores"]["bbox/AP"] <= 100
@@ -93,6 +95,13 @@ def test_two_arms_and_one_that_fails(arguments, squares, tmp_path, capsys):
     assert wild["error"] in table
     assert f"nonlocal_det.tools.compare --output {output}" in table
     assert Image.open(output / "distance.png").format == "PNG"
+
+    # Figures of an earlier set of arms would not belong to the table.
+    (output / "nl" / "seed3" / "metrics.json").rename(tmp_path / "kept")
+    assert main(arguments("--output", output, "--arms", "nl", "--seeds", "3")) == 0
+    assert "no score in its metrics.json" in capsys.readouterr().out
+    assert not (output / "curves.png").exists()
+    (tmp_path / "kept").rename(output / "nl" / "seed3" / "metrics.json")
 
     # Again, without the arm that fails: nothing is run.
     before = (output / "nl" / "seed3" / "run.json").read_bytes()
@@ -140,6 +149,19 @@ def one_line(capsys) -> str:
         (["--output", "OUT", "--opts", "SOLVER.MAX_ITR", "2"], "SOLVER.MAX_ITR"),
         (["--output", "OUT", "--opts", "SOLVER.MAX_ITER"], "SOLVER.MAX_ITER"),
         (["--output", "OUT/file"], "OUT/file"),
+        (["--output", ""], "--output: name a folder"),
+        (
+            ["--output", "OUT", "--opts", "SEED", "7"],
+            "--opts sets SEED, which is each run's own; use --seeds",
+        ),
+        (
+            ["--output", "OUT", "--arm", "mine=Quick/faster_rcnn_R_18_FPN_context.yaml", "SOLVER.MAX_ITER"],
+            "--arm mine: overrides come as KEY VALUE pairs, but 'SOLVER.MAX_ITER' stands alone",
+        ),
+        (
+            ["--output=OUT", "--arms", "nl", "--arm", f"mine={PEOPLE}"],
+            "arm mine is evaluated on ('nonlocal_people_val',), and arm nl on ('nonlocal_context_val',)",
+        ),
     ],
 )
 def test_wrong_arguments_are_one_line(flags, message, tmp_path, capsys, monkeypatch):
@@ -149,6 +171,41 @@ def test_wrong_arguments_are_one_line(flags, message, tmp_path, capsys, monkeypa
     assert main(flags) == 2
     assert message in one_line(capsys)
     assert not list(tmp_path.rglob("run.json"))
+
+
+def test_an_arm_that_cannot_be_built_is_in_the_table(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = "Quick/faster_rcnn_R_18_FPN_context_nl.yaml"
+    flags = ["--output=~/out", "--seeds", "0", "--arm", f"far={config}", "MODEL.NONLOCAL.RES4", "[9]"]
+    for finished in (False, True):
+        assert main(arguments(*flags)) == (0 if finished else 3)
+        results = strict(tmp_path / "out" / "results.json")
+        (run,), (arm,) = results["runs"], results["arms"]
+        assert (run["finished"], arm["cost"]) == (finished, None)
+        if not finished:
+            assert run["error"].startswith("MODEL.NONLOCAL.RES4 is [9]: ")
+        # As if it had been finished by a build that knows more: then the cost is what cannot be counted.
+        record = tmp_path / "out" / "far" / "seed0" / "run.json"
+        record.write_text(json.dumps({**json.loads(record.read_text()), "exit_code": 0}))
+    err = capsys.readouterr().err
+    assert err.startswith("warning: arm far: its parameters and FLOPs cannot be counted: MODEL.NONLOCAL.RES4")
+    assert err.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line(arguments, tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "table.md").write_text("old")
+    monkeypatch.setattr(Path, "write_text", full)
+    for name in ("nl", "baseline"):  # marked as finished by hand, so that nothing is run
+        folder = tmp_path / name / "seed0"
+        folder.mkdir(parents=True)
+        with (folder / "run.json").open("w") as file:
+            file.write('{"exit_code": 0}')
+    assert main(arguments("--output", tmp_path, "--arms", "nl", "baseline", "--seeds", "0")) == 2
+    assert one_line(capsys).startswith(f"--output {tmp_path}: No space left on device; mend that")
+    assert (tmp_path / "table.md").read_text() == "old"
 
 
 @pytest.mark.slow
