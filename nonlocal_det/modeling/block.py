@@ -81,7 +81,7 @@ class BlockOptions:
         node = cfg.MODEL.NONLOCAL
         if node.INIT == "normal" and not node.NORM:
             logger.warning(
-                'MODEL.NONLOCAL.INIT "normal" without a norm learns very slowly: theta, phi and g start at '
+                'MODEL.NONLOCAL.INIT "normal" without a norm may learn slowly: theta, phi and g start at '
                 '0.01 and W_z at 0; write INIT "msra", or a norm such as NORM "BN"'
             )
         return cls(
