@@ -334,15 +334,25 @@ def _check_keypoint_head(cfg: CfgNode) -> None:
             )
 
 
+def check_choice(cfg: CfgNode, key: str, right: Sequence[Any]) -> None:
+    """Check that a key has one of the values that are right.
+
+    Raises:
+        ConfigError: it has another one.
+    """
+    value = cfg
+    for part in key.split("."):
+        value = value[part]
+    if value not in right:
+        raise _error(key, value, f"not known; write one of {', '.join(map(repr, right))}")
+
+
 def _check_engine(cfg: CfgNode) -> None:
     names = {cfg.MODEL.BACKBONE.NAME, cfg.MODEL.NONLOCAL.BACKBONE}
     for key, right in CHOICES.items():
-        value = cfg
-        for part in key.split("."):
-            value = value[part]
         of_resnet = key.startswith("MODEL.RESNETS.")
-        if value not in right and not (of_resnet and not any("resnet" in name for name in names)):
-            raise _error(key, value, f"not known; write one of {', '.join(map(repr, right))}")
+        if not of_resnet or any("resnet" in name for name in names):
+            check_choice(cfg, key, right)
     if cfg.TEST.AUG.ENABLED and (cfg.MODEL.KEYPOINT_ON or cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN"):
         what = "keypoints" if cfg.MODEL.KEYPOINT_ON else cfg.MODEL.META_ARCHITECTURE
         raise _error(

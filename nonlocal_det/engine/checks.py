@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from detectron2.config import CfgNode
@@ -24,7 +23,7 @@ from detectron2.modeling import (
 from detectron2.utils.file_io import PathManager
 
 from nonlocal_det.checkpoint.checkpointer import find_weights
-from nonlocal_det.config import ConfigError
+from nonlocal_det.config import ConfigError, check_choice
 
 __all__ = ["check_run", "check_training"]
 
@@ -81,7 +80,7 @@ def check_run(cfg: CfgNode, *, processes: int = 1, eval_only: bool = False, resu
     _check_names(cfg)
     if not eval_only:
         for key, right in _CHOICES_IN_TRAINING.items():
-            _check_choice(cfg, key, right)
+            check_choice(cfg, key, right)
         check_training(cfg, processes)
         _check_datasets(cfg, "DATASETS.TRAIN", cfg.DATASETS.TRAIN)
     elif not cfg.DATASETS.TEST:
@@ -152,23 +151,11 @@ def _check_names(cfg: CfgNode) -> None:
     """Check the names of what a model is made of, and the number of processes that load its data."""
     of_rcnn = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
     for key, registry in {**_REGISTRIES, **(_REGISTRIES_OF_RCNN if of_rcnn else {})}.items():
-        _check_choice(cfg, key, [*sorted(name for name, _ in registry), *_UNREGISTERED.get(key, [])])
+        check_choice(cfg, key, [*sorted(name for name, _ in registry), *_UNREGISTERED.get(key, [])])
     if cfg.DATALOADER.NUM_WORKERS < 0:
         raise ConfigError(
             f"DATALOADER.NUM_WORKERS is {cfg.DATALOADER.NUM_WORKERS}: write 0 (none) or more, such as 4"
         )
-
-
-def _check_choice(cfg: CfgNode, key: str, right: Sequence[str]) -> None:
-    value = _value(cfg, key)
-    if value not in right:
-        raise ConfigError(f"{key} is {value!r}: not known; write one of {', '.join(map(repr, right))}")
-
-
-def _value(cfg: CfgNode, key: str) -> Any:
-    for part in key.split("."):
-        cfg = cfg[part]
-    return cfg
 
 
 def _check_output(folder: str) -> None:

@@ -101,6 +101,7 @@ def _compare(
 ) -> int:
     """Do what is left of the runs, which are the keys of ``configs``, and write what came out of all."""
     from nonlocal_det.comparison import Report, collect, draw_curves, draw_distance, run_all
+    from nonlocal_det.comparison.arms import RESULTS
 
     output, runs = args.output, list(configs)
     done = sum(run.finished for run in runs)
@@ -123,15 +124,14 @@ def _compare(
     table = report.markdown()
     labels = {arm.name: arm.label for arm in arms}
     curves = args.curves or _two(arms)
-    results = {
-        "table.md": lambda path: path.write_text(table, encoding="utf-8"),
-        "results.json": lambda path: path.write_text(
-            json.dumps(report.raw(), indent=1) + "\n", encoding="utf-8"
-        ),
-        "curves.png": lambda path: draw_curves(path, report.outcomes, labels, curves),
-        "distance.png": lambda path: draw_distance(path, report.outcomes, labels),
-    }
-    written = [name for name, write in results.items() if _replace(output / name, write)]
+    raw = json.dumps(report.raw(), indent=1) + "\n"
+    writers = (
+        lambda path: path.write_text(table, encoding="utf-8"),
+        lambda path: path.write_text(raw, encoding="utf-8"),
+        lambda path: draw_curves(path, report.outcomes, labels, curves),
+        lambda path: draw_distance(path, report.outcomes, labels),
+    )
+    written = [name for name, write in zip(RESULTS, writers, strict=True) if _replace(output / name, write)]
     print(f"\n{table}\nWritten to {output}: {', '.join(written)}")
     if not whole or any(run.stopped for run in runs):
         print("stopped by a signal; the same command goes on", file=sys.stderr)

@@ -237,7 +237,7 @@ def test_runs_that_ended_early_do_not_cut_the_mean(tmp_path):
 
 
 def test_nothing_to_draw_writes_nothing(tmp_path):
-    failed = [outcome("base", 0, 0.0, error="error: x")]
+    failed = [outcome("base", 0, 0.0, error="x")]
     assert not draw_curves(tmp_path / "c.png", failed, {"base": "Base"})
     assert not draw_distance(tmp_path / "d.png", failed, {"base": "Base"})
     assert not list(tmp_path.iterdir())
