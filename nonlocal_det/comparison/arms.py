@@ -72,18 +72,7 @@ def _nl(name: str, label: str, *options: str) -> Arm:
     return Arm(name, label, f"{_SQUARES}_nl.yaml", opts, ("baseline", "residual"))
 
 
-_PEOPLE = "Quick/mask_keypoint_rcnn_R_50_FPN_nl_people.yaml"
-_NO_BACKBONE = ("MODEL.BACKBONE.NAME", "build_resnet_fpn_backbone", "MODEL.NONLOCAL.RES4", "[]")
-_NO_HEAD = (
-    "MODEL.ROI_KEYPOINT_HEAD.NAME",
-    "KRCNNConvDeconvUpsampleHead",
-    "MODEL.NONLOCAL.KEYPOINT_HEAD",
-    "0",
-)
-# The paper's head of eight convs, with a block after every two; the config has half of it. The pictures are
-# square, which costs are counted for.
-_EIGHT_CONVS = ("MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS", "(64, 64, 64, 64, 64, 64, 64, 64)")
-_PEOPLE_OPTS = (*_EIGHT_CONVS, "INPUT.MAX_SIZE_TEST", "256")
+_PEOPLE = "Quick/keypoint_rcnn_R_18_FPN_people"
 
 
 def _coco(name: str, label: str, config: str, *against: str) -> Arm:
@@ -128,15 +117,15 @@ TASKS: dict[str, Task] = {
         ("baseline", "residual", "nl"),
     ),
     "people": _task(
-        "drawn figures whose head alone tells which hand is the left one (minutes an arm on 2 CPU cores)",
+        "drawn figures whose head alone tells left from right (a quarter of an hour an arm on a CPU core)",
         [
-            Arm("baseline", "R50 baseline", _PEOPLE, (*_NO_BACKBONE, *_NO_HEAD, *_PEOPLE_OPTS)),
-            Arm("nl_head", "NL, +4 in head", _PEOPLE, (*_NO_BACKBONE, *_PEOPLE_OPTS), ("baseline",)),
+            Arm("baseline", "R18 baseline", f"{_PEOPLE}.yaml"),
+            Arm("nl_head", "NL, +4 in head", f"{_PEOPLE}_nl_head.yaml", (), ("baseline",)),
             Arm(
                 "nl_head_backbone",
                 "NL, +4 in head, +1 in backbone",
-                _PEOPLE,
-                _PEOPLE_OPTS,
+                f"{_PEOPLE}_nl_head_backbone.yaml",
+                (),
                 ("baseline", "nl_head"),
             ),
         ],

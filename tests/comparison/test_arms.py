@@ -70,7 +70,7 @@ def blocks_of(arm):
     }
 
 
-HEAD = {"non_local_2", "non_local_4", "non_local_6", "non_local_8"}
+HEAD = {"non_local_1", "non_local_2", "non_local_3", "non_local_4"}
 BLOCKS = {
     "context": {
         "baseline": set(),
@@ -82,7 +82,7 @@ BLOCKS = {
         "nl_5blocks": {*(f"res3.non_local_{i}" for i in (1, 2)), *(f"res4.non_local_{i}" for i in range(3))},
         None: {"res4.non_local_1"},
     },
-    "people": {"baseline": set(), "nl_head": HEAD, "nl_head_backbone": {*HEAD, "res4.non_local_5"}},
+    "people": {"baseline": set(), "nl_head": HEAD, "nl_head_backbone": {*HEAD, "res3.non_local_1"}},
     "table5": {"R50_residual": {"res4.residual_5"}},
 }
 
