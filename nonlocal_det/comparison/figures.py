@@ -68,7 +68,7 @@ def draw_curves(
 def draw_distance(
     path: str | os.PathLike[str], outcomes: Sequence[Outcome], labels: Mapping[str, str]
 ) -> bool:
-    """Draw how often the class is right, and box AP, against the distance to what tells the class.
+    """Draw how often class or side is right, and box AP, against the distance to what tells it.
 
     A dot is the mean over the seeds of an arm, and the bar through it goes from the lowest seed to the
     highest. Below each range of distances stands the number of objects in it.
@@ -79,37 +79,40 @@ def draw_distance(
         labels: name of an arm -> its label, in the order of the legend.
 
     Returns:
-        Whether there was anything to draw: only some data sets record distances.
+        Whether there was anything to draw: only some data sets tell distances.
     """
+    probed = {key for outcome in outcomes if outcome.arm in labels for key in outcome.probes}
+    key = next((key for key in _DISTANCES if key in probed), None)
+    if key is None:
+        return False
+    distance, panels = _DISTANCES[key]
     rows = {
-        name: [one.probes["distance"] for one in outcomes if one.arm == name and "distance" in one.probes]
+        name: [one.probes[key] for one in outcomes if one.arm == name and key in one.probes]
         for name in labels
     }
     drawn = [name for name in labels if rows[name]]
-    if not drawn:
-        return False
     bins = {row["low"]: row for name in drawn for run in rows[name] for row in run}
     lows = sorted(bins)
-    figure, axes = _figure(2)
+    figure, axes = _figure(len(panels))
     # Arms stand side by side in each range, so that one does not hide another.
     shifts = dict(zip(drawn, np.arange(len(drawn)) - (len(drawn) - 1) / 2, strict=True))
     width = min(0.08, 0.6 / len(drawn))
-    axes[0].axhline(50, color="0.6", linewidth=1, linestyle="--", label="chance")
+    if key == "distance":
+        axes[0].axhline(50, color="0.6", linewidth=1, linestyle="--", label="chance")
     for name, style in _styles(labels).items():
         if name not in shifts:
             continue
         positions = np.arange(len(lows)) + width * shifts[name]
         label = f"{labels[name]} ({_seeds(len(rows[name]))})"
-        for axis, figure_of in zip(axes, (_percent_right, lambda row: row["AP"]), strict=True):
+        for axis, figure_of in zip(axes, panels.values(), strict=True):
             lowest, mean, highest = np.transpose([_spread(rows[name], low, figure_of) for low in lows])
             axis.plot(positions, mean, **style, marker="o", markersize=4.5, linewidth=1.2, label=label)
             axis.vlines(positions, lowest, highest, color=style["color"], linewidth=2.5, alpha=0.45)
-    for axis in axes:
+    for axis, what in zip(axes, panels, strict=True):
         axis.set_xticks(range(len(lows)), [_range(bins[low]) for low in lows])
-        axis.set_xlabel("distance to the disc (pixels)")
+        axis.set_xlabel(distance)
+        axis.set_ylabel(what)
         axis.set_ylim(0, 104)
-    axes[0].set_ylabel("class right (% of the squares found)")
-    axes[1].set_ylabel("box AP")
     _legend(axes, "lower left")
     figure.savefig(path, format="png")
     return True
@@ -117,6 +120,21 @@ def draw_distance(
 
 def _percent_right(row: Mapping[str, Any]) -> float | None:
     return 100 * row["right"] / row["found"] if row["found"] else None
+
+
+def _ap(row: Mapping[str, Any]) -> float | None:
+    return row["AP"]
+
+
+# Key of a probe by distance -> the name of that distance, then panels: their names and figures. There is no
+# chance level for sides: what looks alike to a model it may put in one place, which is not right.
+_DISTANCES: dict[str, tuple[str, dict[str, Callable[[Mapping[str, Any]], float | None]]]] = {
+    "distance": (
+        "distance to the disc (pixels)",
+        {"class right (% of the squares found)": _percent_right, "box AP": _ap},
+    ),
+    "sides": ("distance to the head (pixels)", {"sides right (% of the pairs found)": _percent_right}),
+}
 
 
 def _spread(

@@ -16,13 +16,17 @@ from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-__all__ = ["DISTANCE_EDGES", "by_distance", "left_hands", "probe"]
+__all__ = ["DISTANCE_EDGES", "SIDE_EDGES", "by_distance", "left_hands", "probe", "sides_by_distance"]
 
 DISTANCE_EDGES = (40, 80, 120)
 """Edges of the bins of distance, in pixels; what is nearer or farther has bins of its own. Beyond 160 pixels
 the built-in data set has 4 squares, too few for a bin."""
 
+SIDE_EDGES = (30, 60, 90)
+"""The same for pairs of keypoints, by their distance to the head."""
+
 _IOU = 0.5
+_PAIRS = ("shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 
 
 def probe(annotations: Path, predictions: Path) -> dict[str, Any]:
@@ -33,8 +37,9 @@ def probe(annotations: Path, predictions: Path) -> dict[str, Any]:
         predictions: COCO results of a model on it.
 
     Returns:
-        "distance" (see :func:`by_distance`) where distances are recorded, "left_hands" (see
-        :func:`left_hands`) where the way that persons face is, and the model predicts keypoints.
+        "distance" (see :func:`by_distance`) where distances are recorded, "left_hands" and "sides" (see
+        :func:`left_hands` and :func:`sides_by_distance`) where the way that persons face is, and the model
+        predicts keypoints.
 
     Raises:
         OSError: a file cannot be read.
@@ -47,6 +52,8 @@ def probe(annotations: Path, predictions: Path) -> dict[str, Any]:
         found["distance"] = by_distance(truth, results)
     if objects and all("facing" in one for one in objects) and all("keypoints" in one for one in results):
         found["left_hands"] = left_hands(truth, results)
+        if rows := sides_by_distance(truth, results):
+            found["sides"] = rows
     return found
 
 
@@ -100,7 +107,8 @@ def left_hands(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -
 
     Of each person with both wrists labelled, the detection with the highest score above an IoU of 0.5 is
     taken. Its hands are right if the two predicted wrists lie nearer to the true ones as they are than
-    exchanged (by the sum of the two distances).
+    exchanged (by the sum of the two distances). Both in one place are not: what a model predicts for
+    keypoints that look alike to it.
 
     Args:
         truth: content of the annotation file, with COCO's keypoint names.
@@ -109,21 +117,80 @@ def left_hands(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -
     Returns:
         "objects", how many persons have both wrists; "found" of them; "right", those with their hands right.
     """
+    pairs = _pairs(truth, results, ("wrist",))
+    return {
+        "objects": len(pairs),
+        "found": sum(right is not None for _, right in pairs),
+        "right": sum(bool(right) for _, right in pairs),
+    }
+
+
+def sides_by_distance(
+    truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], edges: Sequence[float] = SIDE_EDGES
+) -> list[dict[str, Any]]:
+    """Sort pairs of keypoints, shoulders to ankles, by how far they are from the head that tells their sides.
+
+    A pair is right as the hands are in :func:`left_hands`. The distance is that of the middle between the
+    two to the middle between the ears, of persons with both ears labelled.
+
+    Args:
+        truth: content of the annotation file, with COCO's keypoint names.
+        results: COCO results with keypoints.
+        edges: edges of the bins in pixels, ascending; before the first and after the last are bins, too.
+
+    Returns:
+        For each bin that has pairs: "low" and "high" (None: no end), "objects" (the pairs), "found" (those of
+        persons that are found), and "right".
+    """
+    ends = [0.0, *map(float, edges), float("inf")]
+    pairs = _pairs(truth, results, _PAIRS)
+    bins = []
+    for low, high in pairwise(ends):
+        inside = [right for distance, right in pairs if distance is not None and low <= distance < high]
+        if inside:
+            bins.append(
+                {
+                    "low": low,
+                    "high": None if high == float("inf") else high,
+                    "objects": len(inside),
+                    "found": sum(right is not None for right in inside),
+                    "right": sum(bool(right) for right in inside),
+                }
+            )
+    return bins
+
+
+def _pairs(
+    truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]], parts: Sequence[str]
+) -> list[tuple[float | None, bool | None]]:
+    """Return, for each labelled pair of keypoints, its distance to the head and whether its sides are right.
+
+    The distance is None without both ears, the other where no detection overlaps the person.
+    """
     names = truth["categories"][0]["keypoints"]
-    sides = [names.index("left_wrist"), names.index("right_wrist")]
 
-    def wrists(entry: Mapping[str, Any]) -> np.ndarray:
-        return np.asarray(entry["keypoints"], float).reshape(-1, 3)[sides]
+    def indices(part: str) -> list[int]:
+        sides = [f"left_{part}", f"right_{part}"]
+        return [names.index(side) for side in sides] if set(sides) <= set(names) else []
 
-    persons = [one for one in truth["annotations"] if (wrists(one)[:, 2] > 0).all()]
-    chosen = _best_detections(persons, results)
-    right = 0
-    for one in persons:
-        if one["id"] in chosen:
-            true, found = wrists(one)[:, :2], wrists(chosen[one["id"]])[:, :2]
-            as_they_are = np.linalg.norm(true - found, axis=1).sum()
-            right += bool(as_they_are < np.linalg.norm(true - found[::-1], axis=1).sum())
-    return {"objects": len(persons), "found": len(chosen), "right": right}
+    ears = indices("ear")
+    chosen = _best_detections(truth["annotations"], results)
+    pairs = []
+    for one in truth["annotations"]:
+        points = np.asarray(one["keypoints"], float).reshape(-1, 3)
+        head = points[ears, :2].mean(0) if ears and (points[ears, 2] > 0).all() else None
+        for sides in filter(None, map(indices, parts)):
+            if not (points[sides, 2] > 0).all():
+                continue
+            true = points[sides, :2]
+            right = None
+            if one["id"] in chosen:
+                found = np.asarray(chosen[one["id"]]["keypoints"], float).reshape(-1, 3)[sides, :2]
+                exchanged = np.linalg.norm(true - found[::-1], axis=1).sum()
+                right = bool(np.linalg.norm(true - found, axis=1).sum() < exchanged)
+            distance = None if head is None else float(np.linalg.norm(true.mean(0) - head))
+            pairs.append((distance, right))
+    return pairs
 
 
 def _best_detections(

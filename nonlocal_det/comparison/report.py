@@ -20,6 +20,10 @@ _TASKS = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 _METRICS = ("AP", "AP50", "AP75")
 CLASS = "class right"
 HANDS = "hands right"
+_BY_DISTANCE = {
+    "distance": "class right (%) / box AP, by distance in pixels",
+    "sides": "sides right (%), by distance to the head in pixels",
+}
 
 
 def environment() -> dict[str, Any]:
@@ -108,7 +112,12 @@ class Report:
 
     def markdown(self) -> str:
         """Return the tables: arms, differences, distance, and every single run."""
-        parts = [self._arms_table(), self._differences_table(), self._distance_table(), self._runs_table()]
+        parts = [
+            self._arms_table(),
+            self._differences_table(),
+            *self._distance_tables(),
+            self._runs_table(),
+        ]
         text = "\n\n".join(part for part in parts if part)
         system = environment()
         versions = ", ".join(
@@ -188,12 +197,16 @@ class Report:
         note = "Paired differences of runs with the same seed: mean [95 % confidence interval, Student's t]."
         return f"{_table(rows, ['', *map(_head, columns), 'pairs'])}\n\n{note}"
 
-    def _distance_table(self) -> str:
+    def _distance_tables(self) -> list[str]:
+        tables = (self._distance_table(key, head) for key, head in _BY_DISTANCE.items())
+        return [table for table in tables if table]
+
+    def _distance_table(self, key: str, head: str) -> str:
         probes = {
             arm.name: [
-                outcome.probes["distance"]
+                outcome.probes[key]
                 for outcome in self.outcomes
-                if outcome.arm == arm.name and "distance" in outcome.probes
+                if outcome.arm == arm.name and key in outcome.probes
             ]
             for arm in self.arms
         }
@@ -208,13 +221,13 @@ class Report:
             cells = []
             for low, _ in bins:
                 found = [row for run in probes[arm.name] for row in run if row["low"] == low]
-                right = summarize(100 * row["right"] / row["found"] for row in found if row["found"])
-                ap = summarize(row["AP"] for row in found if row["AP"] is not None)
-                cells.append(" / ".join(f"{s.mean:.0f}" if s else "-" for s in (right, ap)))
+                figures = [summarize(100 * row["right"] / row["found"] for row in found if row["found"])]
+                if any("AP" in row for row in found):
+                    figures.append(summarize(row["AP"] for row in found if row["AP"] is not None))
+                cells.append(" / ".join(f"{one.mean:.0f}" if one else "-" for one in figures))
             rows.append([arm.label, *cells])
-        heads = ["class right (%) / box AP, by distance in pixels"]
-        heads += [f"{low:.0f}+" if high is None else f"{low:.0f} to {high:.0f}" for low, high in bins]
-        return _table(rows, heads)
+        heads = [f"{low:.0f}+" if high is None else f"{low:.0f} to {high:.0f}" for low, high in bins]
+        return _table(rows, [head, *heads])
 
     def _runs_table(self) -> str:
         columns = self.columns

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nonlocal_det.comparison.probes import by_distance, left_hands, probe
+from nonlocal_det.comparison.probes import by_distance, left_hands, probe, sides_by_distance
 
 RED, BLUE = 1, 2
 DISC = [20, 20, 28]
@@ -132,6 +132,49 @@ def test_left_hands():
     assert left_hands(truth, []) == {"objects": 4, "found": 0, "right": 0}
 
 
+def body(number, head, feet, swap=False, ears=2, image=1):
+    """A person with ears about ``head``, ankles about ``feet``, and, if its number is odd, knees between."""
+    knees = (head[0], (head[1] + feet[1]) / 2)
+    sign = -1 if swap else 1
+    points = []
+    for (x, y), width, flag in ((head, 5, ears), (knees, 10 * sign, 2 * (number % 2)), (feet, 10 * sign, 2)):
+        points += [x + width, y, flag, x - width, y, flag]
+    return {"id": number, "image_id": image, "category_id": 1, "bbox": [0, 0, 100, 200], "keypoints": points}
+
+
+def test_sides_by_distance_to_the_head():
+    names = [f"{side}_{part}" for part in ("ear", "knee", "ankle") for side in ("left", "right")]
+    truth = {
+        "categories": [{"id": 1, "name": "person", "keypoints": names}],
+        "annotations": [
+            body(1, (50, 10), (50, 110)),  # knees at 50, ankles at 100
+            body(2, (50, 10), (50, 70), image=2),  # ankles at 60
+            body(3, (50, 10), (50, 110), image=3),
+            body(4, (50, 10), (50, 210), image=4),  # not found; ankles at 200
+            body(5, (50, 10), (50, 110), image=5, ears=0),  # no ears: no distance
+        ],
+    }
+    both_at_one_ankle = body(0, (50, 10), (50, 110), image=3)
+    both_at_one_ankle["keypoints"][-3:] = both_at_one_ankle["keypoints"][-6:-3]
+    results = [
+        {**body(0, (50, 10), (50, 110)), "score": 0.9},
+        {**body(0, (50, 10), (50, 70), image=2, swap=True), "score": 0.9},
+        {**both_at_one_ankle, "score": 0.9},
+        {**body(0, (50, 10), (50, 110), image=5), "score": 0.9},
+    ]
+    assert sides_by_distance(truth, results, (50, 60, 100)) == [
+        {"low": 50.0, "high": 60.0, "objects": 2, "found": 2, "right": 2},
+        {"low": 60.0, "high": 100.0, "objects": 1, "found": 1, "right": 0},
+        {"low": 100.0, "high": None, "objects": 3, "found": 2, "right": 1},
+    ]
+    assert [(row["low"], row["objects"]) for row in sides_by_distance(truth, results)] == [
+        (30.0, 2),
+        (60.0, 1),
+        (90.0, 3),
+    ]
+    assert sides_by_distance(people_of(person(1, (0, 0), (9, 9))), []) == []
+
+
 def test_a_data_set_is_asked_what_it_can_tell(tmp_path):
     def probed(truth, results):
         for name, content in (("truth", truth), ("results", results)):
@@ -142,6 +185,11 @@ def test_a_data_set_is_asked_what_it_can_tell(tmp_path):
     assert set(probed(squares, [])) == {"distance"}
     assert set(probed(persons, [person(0, (0, 0), (9, 9), score=1.0)])) == {"left_hands"}
     # A model without keypoints, annotations as COCO has them, and none.
+    walker = {"categories": [{"keypoints": ["left_ear", "right_ear", "left_hip", "right_hip"]}]}
+    walker["annotations"] = [
+        {"id": 1, "image_id": 1, "facing": "away", "bbox": [0, 0, 9, 9], "keypoints": [1, 1, 2] * 4}
+    ]
+    assert set(probed(walker, [])) == {"left_hands", "sides"}
     assert probed(persons, [{"image_id": 1, "bbox": [0, 0, 9, 9], "score": 1.0}]) == {}
     assert probed(people_of(person(1, (0, 0), (9, 9))), []) == {}
     assert probed({"images": []}, []) == {}

@@ -222,6 +222,25 @@ def test_figures_show_the_arms_in_colours_that_stay(tmp_path):
     assert {GREY, ORANGE, BLUE} <= colours(tmp_path / "distance.png")
 
 
+def test_sides_by_distance_have_a_table_and_a_figure(tmp_path):
+    outcomes = [outcome(arm, seed, 40.0) for arm in ("base", "nl") for seed in range(2)]
+    for one in outcomes:
+        right = {"base": 10, "nl": 38}[one.arm] + one.seed
+        one.probes["sides"] = [
+            {"low": 0.0, "high": 30.0, "objects": 60, "found": 50, "right": 45},
+            {"low": 30.0, "high": None, "objects": 60, "found": 40, "right": right},
+        ]
+        one.probes["left_hands"] = {"objects": 8, "found": 4, "right": 1 + one.seed}
+    rows = cells(report_of(*outcomes).markdown())
+    head = rows.index(["sides right (%), by distance to the head in pixels", "0 to 30", "30+"])
+    assert rows[head + 2 : head + 4] == [["Base", "90", "26"], ["+1 NL", "90", "96"]]
+    assert rows[0][3] == "hands right (%)"
+    assert rows[2][3] == "37.5 ± 17.7"
+    labels = {"base": "Base", "residual": "+1 residual", "nl": "+1 NL"}
+    assert draw_distance(tmp_path / "sides.png", outcomes, labels)
+    assert {GREY, BLUE} <= colours(tmp_path / "sides.png")
+
+
 def test_runs_that_ended_early_do_not_cut_the_mean(tmp_path):
     outcomes = [outcome("base", seed, 40.0) for seed in range(3)]
     for one in outcomes:
