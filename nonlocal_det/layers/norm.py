@@ -29,7 +29,7 @@ def build_norm(norm: str | Callable[[int], nn.Module | None], channels: int, ndi
         ValueError: an unknown name, or a norm whose weight is a buffer (FrozenBN): started at zero it could
             never learn, and started elsewhere the block would not be an identity.
     """
-    if not isinstance(norm, str):
+    if callable(norm):
         module = norm(channels)
         if module is not None and "weight" in dict(module.named_buffers(recurse=False)):
             raise ValueError(

@@ -272,6 +272,7 @@ class TestNorm:
         ({"pairwise": "softmax"}, r"pairwise='softmax'.*'embedded_gaussian'.*'concatenation'"),
         ({"pool": "output"}, r"pool='output'.*'input', 'embedding', 'none'"),
         ({"norm": "FrozenBN"}, r"norm='FrozenBN'.*'BN', 'SyncBN', 'GN', 'LN'"),
+        ({"norm": None}, r"norm=None is unknown; use one of \['', 'BN'"),
         ({"init": "xavier"}, r"init='xavier'.*'msra', 'normal'"),
         ({"ndim": 4}, r"ndim=4.*\[1, 2, 3\]"),
         ({"inter_channels": 0}, r"inter_channels=0"),
