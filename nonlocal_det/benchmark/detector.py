@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from detectron2.config import CfgNode
 from detectron2.data.detection_utils import annotations_to_instances
-from detectron2.modeling import GeneralizedRCNN, build_model
+from detectron2.modeling import GeneralizedRCNN
 from detectron2.solver import build_optimizer
 from detectron2.structures import BoxMode
 from detectron2.utils.events import EventStorage
@@ -24,6 +24,7 @@ from nonlocal_det.benchmark.flops import Flops, count_detector_flops
 from nonlocal_det.benchmark.process import Runner, seconds_in_turn
 from nonlocal_det.benchmark.ratio import Ratio, compare
 from nonlocal_det.config import KEYPOINT_HEAD, STAGES, WRAPPER, ConfigError
+from nonlocal_det.modeling.build import build_model
 
 __all__ = ["DetectorCost", "StepCost", "compare_detectors", "without_blocks"]
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from detectron2.config import CfgNode
 from detectron2.data import MetadataCatalog
-from detectron2.modeling import build_model
 
 from nonlocal_det.benchmark import count_detector_flops
 from nonlocal_det.comparison.probes import probe
 from nonlocal_det.comparison.runs import Run
 from nonlocal_det.engine.curves import read_metrics
+from nonlocal_det.modeling.build import build_model
 
 __all__ = ["Cost", "Outcome", "collect", "measure_cost"]
 

@@ -45,6 +45,7 @@ from nonlocal_det.engine.preemption import Preempted, StoppableLoader, stop_requ
 from nonlocal_det.engine.printer import TrainingPrinter
 from nonlocal_det.engine.validation import ValidationLoss
 from nonlocal_det.evaluation import COCOEvaluator
+from nonlocal_det.modeling.build import config_faults
 
 __all__ = ["Trainer"]
 
@@ -478,18 +479,10 @@ class Trainer(DefaultTrainer):
             cfg: the config.
 
         Raises:
-            ConfigError: a part of it is not registered, or a non-local block has no place.
+            ConfigError: a part of it is not registered, parts do not fit, or a non-local block has no place.
         """
-        try:
+        with config_faults(cfg):
             return super().build_model(cfg)
-        except KeyError as error:
-            found = re.match(r"No object named '(.*)' found in '(.*)' registry", str(error.args[0]))
-            if found is None:
-                raise
-            raise ConfigError(
-                f"{found[1]!r} is not registered in {found[2]}: correct the config key that names it, or "
-                "import the code that registers it"
-            ) from error
 
     @classmethod
     def build_evaluator(

@@ -215,12 +215,12 @@ class Predictor:
 
     Raises:
         CheckpointError: the weights cannot be used.
+        ConfigError: the model cannot be built.
     """
 
     def __init__(self, cfg: CfgNode) -> None:
-        from detectron2.modeling import build_model
-
         from nonlocal_det.checkpoint import NonLocalCheckpointer
+        from nonlocal_det.modeling.build import build_model
 
         self.cfg = cfg
         self.model = build_model(cfg).eval()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from detectron2.config import CfgNode
-from detectron2.modeling import build_model
 from torch import Tensor, nn
 
 from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
@@ -39,6 +38,7 @@ from nonlocal_det.checkpoint.report import NO_STATISTICS, CheckpointError, compa
 from nonlocal_det.checkpoint.safe import read_checkpoint, read_onnx
 from nonlocal_det.config import CONFIG_ROOT, get_config
 from nonlocal_det.layers import NonLocalBlock
+from nonlocal_det.modeling.build import build_model
 
 __all__ = ["TARGETS", "convert_checkpoint"]
 

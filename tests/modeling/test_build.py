@@ -1,0 +1,72 @@
+"""Configs that Detectron2 cannot build from are one line; faults of other code keep their traceback."""
+
+import re
+
+import detectron2.layers  # its operators are a part of the package once it is imported
+import pytest
+from detectron2.modeling import ROI_BOX_HEAD_REGISTRY
+
+from nonlocal_det import get_config
+from nonlocal_det.config import ConfigError
+from nonlocal_det.modeling.build import build_model
+
+MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
+RETINANET = "Ablations/retinanet_R_50_FPN_1x.yaml"
+
+
+def config(file, *opts):
+    return get_config(file, [*opts, "MODEL.DEVICE", "meta"])
+
+
+RPN, ROI, FPN = (f"MODEL.{part}.IN_FEATURES" for part in ("RPN", "ROI_HEADS", "FPN"))
+
+
+@pytest.mark.parametrize(
+    ("opts", "line"),
+    [
+        ([RPN, ["p2", "p9"]], f"{RPN} is ['p2', 'p9']: nothing makes 'p9'; write names that the backbone"),
+        ([ROI, ["p9"]], f"{ROI} is ['p9']: nothing makes 'p9'"),
+        # The pyramid ends earlier; what reads its last level is named.
+        ([FPN, ["res2", "res3"]], f"{RPN} is ['p2', 'p3', 'p4', 'p5', 'p6']:"),
+        (["MODEL.RESNETS.OUT_FEATURES", ["res2"]], f"{FPN} is ['res2', 'res3', 'res4', 'res5']:"),
+        (["MODEL.ANCHOR_GENERATOR.SIZES", [[32], [64]]], "cannot be built: Got sizes of length 2 in anchor"),
+        (["MODEL.RESNETS.DEPTH", 18], "cannot be built: Must set MODEL.RESNETS.RES2_OUT_CHANNELS = 64"),
+        (["MODEL.FPN.NORM", "XX"], "built: 'XX' is not known (get_norm in detectron2.layers.batch_norm)"),
+        (["MODEL.FPN.FUSE_TYPE", "max"], "cannot be built: assert fuse_type in "),
+        (["MODEL.ROI_BOX_HEAD.POOLER_TYPE", "Foo"], "cannot be built: Unknown pooler type: Foo"),
+        (["MODEL.ROI_MASK_HEAD.NAME", "Foo"], "'Foo' is not registered in ROI_MASK_HEAD"),
+    ],
+)
+def test_what_detectron2_cannot_build_is_one_line(opts, line):
+    with pytest.raises(ConfigError, match=re.escape(line)) as error:
+        build_model(config(MASK, *opts))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(hasattr(detectron2, "_C"), reason="Detectron2 has its compiled operators")
+def test_compiled_operators_that_are_not_there():
+    opts = ["MODEL.RESNETS.DEFORM_ON_PER_STAGE", [False, True, True, True]]
+    with pytest.raises(ConfigError, match=r"cannot be built: Cannot import 'detectron2\._C'.*'DeformConv'"):
+        build_model(config(MASK, *opts))
+
+
+def test_features_of_retinanet():
+    opts = ["MODEL.RETINANET.IN_FEATURES", ["p3", "p9"]]
+    with pytest.raises(
+        ConfigError, match=r"MODEL\.RETINANET\.IN_FEATURES is \['p3', 'p9'\]: nothing makes 'p9'"
+    ):
+        build_model(config(RETINANET, *opts))
+
+
+@pytest.mark.parametrize("error", [KeyError("p9"), AssertionError(), ValueError("mine")])
+def test_faults_of_other_code_pass_through(error):
+    def broken_head(cfg, shape):
+        raise error
+
+    ROI_BOX_HEAD_REGISTRY._do_register("broken_head", broken_head)
+    try:
+        with pytest.raises(type(error)) as found:
+            build_model(config(MASK, "MODEL.ROI_BOX_HEAD.NAME", "broken_head"))
+        assert found.value is error
+    finally:
+        del ROI_BOX_HEAD_REGISTRY._obj_map["broken_head"]
