@@ -121,7 +121,7 @@ def collect(run: Run, cfg: CfgNode) -> Outcome:
     if predictions.is_file() and Path(annotations).is_file():
         try:
             outcome.probes = probe(Path(annotations), predictions)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError):
             outcome.error = f"{predictions} is damaged"
     return outcome
 

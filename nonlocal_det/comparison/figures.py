@@ -113,7 +113,7 @@ def draw_distance(
         axis.set_xlabel(distance)
         axis.set_ylabel(what)
         axis.set_ylim(0, 104)
-    _legend(axes, "lower left")
+    _legend(axes, "best")
     figure.savefig(path, format="png")
     return True
 

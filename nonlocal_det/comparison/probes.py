@@ -50,7 +50,13 @@ def probe(annotations: Path, predictions: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if objects and all("distance" in one and "disc" in one for one in objects):
         found["distance"] = by_distance(truth, results)
-    if objects and all("facing" in one for one in objects) and all("keypoints" in one for one in results):
+    names = (truth.get("categories") or [{}])[0].get("keypoints")
+    if (
+        objects
+        and names
+        and all("facing" in one and "keypoints" in one for one in objects)
+        and all("keypoints" in one for one in results)
+    ):
         found["left_hands"] = left_hands(truth, results)
         if rows := sides_by_distance(truth, results):
             found["sides"] = rows

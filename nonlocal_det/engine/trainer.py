@@ -45,7 +45,7 @@ from nonlocal_det.engine.preemption import Preempted, StoppableLoader, stop_requ
 from nonlocal_det.engine.printer import TrainingPrinter
 from nonlocal_det.engine.validation import ValidationLoss
 from nonlocal_det.evaluation import COCOEvaluator
-from nonlocal_det.modeling.build import config_faults
+from nonlocal_det.modeling.build import build_model
 
 __all__ = ["Trainer"]
 
@@ -481,8 +481,7 @@ class Trainer(DefaultTrainer):
         Raises:
             ConfigError: a part of it is not registered, parts do not fit, or a non-local block has no place.
         """
-        with config_faults(cfg):
-            return super().build_model(cfg)
+        return build_model(cfg, super().build_model)
 
     @classmethod
     def build_evaluator(

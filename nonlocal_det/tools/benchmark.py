@@ -262,12 +262,15 @@ def _configs(args: argparse.Namespace, device: str) -> tuple[Any, Any]:
     """The config with blocks and the one without."""
     from nonlocal_det.benchmark import without_blocks
     from nonlocal_det.config import get_config
+    from nonlocal_det.modeling.build import build_on_meta
 
     options = ["MODEL.DEVICE", device, *args.opts]
     cfg = get_config(args.config_file, options)
     baseline = without_blocks(cfg)
     if args.baseline:
         baseline = get_config(args.baseline, options)
+    for one in (cfg, baseline):  # what cannot be built is said before minutes are spent on the blocks
+        build_on_meta(one)
     return cfg, baseline
 
 

@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_folder(run, cfg)
             check_run(cfg, processes=processes, resume=True)
         _check_test_sets(configs)
+        _check_models(configs)
         with lock_folder(output) as lock:
             return _compare(args, arms, configs, lock, " ".join(words))
     except ArmError as error:
@@ -90,6 +91,20 @@ def _check_test_sets(configs: Mapping[Run, CfgNode]) -> None:
                 f"arm {name} is evaluated on {test}, and arm {first} on {sets[first]}: write the same first "
                 "name in DATASETS.TEST, as their scores are compared"
             )
+
+
+def _check_models(configs: Mapping[Run, CfgNode]) -> None:
+    """Refuse an arm that cannot be built before others are trained."""
+    from nonlocal_det.config import ConfigError
+    from nonlocal_det.modeling.build import build_on_meta
+
+    for name, cfg in {run.arm.name: cfg for run, cfg in configs.items() if not run.finished}.items():
+        try:
+            build_on_meta(cfg)
+        except ConfigError as error:
+            raise UsageError(f"arm {name}: {error}") from error
+        except Exception:  # a part of the user's own may need tensors with values: its run will tell
+            continue
 
 
 def _compare(

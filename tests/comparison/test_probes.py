@@ -193,3 +193,6 @@ def test_a_data_set_is_asked_what_it_can_tell(tmp_path):
     assert probed(persons, [{"image_id": 1, "bbox": [0, 0, 9, 9], "score": 1.0}]) == {}
     assert probed(people_of(person(1, (0, 0), (9, 9))), []) == {}
     assert probed({"images": []}, []) == {}
+    for nameless in ([], [{"id": 1, "name": "person"}]):
+        assert probed({**persons, "categories": nameless}, []) == {}
+    assert probed({**persons, "annotations": [{"id": 1, "image_id": 1, "facing": "away"}]}, []) == {}

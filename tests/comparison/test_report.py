@@ -196,6 +196,31 @@ def test_probes_of_an_outcome_are_those_of_the_first_test_set(tmp_path):
     assert "comparison_one" not in DatasetCatalog
 
 
+def test_predictions_with_too_few_keypoints_are_damaged(tmp_path):
+    names = ["nose", "left_wrist", "right_wrist"]
+    person = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 9, 9], "keypoints": [1, 1, 2] * 3}
+    truth = {
+        "images": [{"id": 1, "width": 9, "height": 9}],
+        "categories": [{"id": 1, "name": "person", "keypoints": names}],
+        "annotations": [{**person, "id": 1, "facing": "away"}],
+    }
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    (tmp_path / "run.json").write_text('{"exit_code": 0}')
+    (tmp_path / "inference").mkdir()
+    predictions = tmp_path / "inference" / "coco_instances_results.json"
+    MetadataCatalog.get("comparison_one").set(json_file=str(tmp_path / "truth.json"))
+    try:
+        cfg = CfgNode({"DATASETS": {"TEST": ("comparison_one",)}})
+        predictions.write_text(json.dumps([{**person, "score": 0.5}]))
+        assert collect(Run(ARMS[0], 0, tmp_path), cfg).probes["left_hands"]["found"] == 1
+        for keypoints in ([1, 1, 2], [1, 1], []):
+            predictions.write_text(json.dumps([{**person, "score": 0.5, "keypoints": keypoints}]))
+            found = collect(Run(ARMS[0], 0, tmp_path), cfg)
+            assert (found.probes, found.error) == ({}, f"{predictions} is damaged")
+    finally:
+        MetadataCatalog.remove("comparison_one")
+
+
 def colours(path):
     """The colours that are in a picture often."""
     pixels = np.asarray(Image.open(path).convert("RGB")).astype(int) @ (1 << 16, 1 << 8, 1)

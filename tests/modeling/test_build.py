@@ -1,17 +1,28 @@
 """Configs that Detectron2 cannot build from are one line; faults of other code keep their traceback."""
 
 import re
+from contextlib import contextmanager
 
 import detectron2.layers  # its operators are a part of the package once it is imported
 import pytest
 from detectron2.modeling import ROI_BOX_HEAD_REGISTRY
+from detectron2.modeling.roi_heads import FastRCNNConvFCHead
 
 from nonlocal_det import get_config
 from nonlocal_det.config import ConfigError
-from nonlocal_det.modeling.build import build_model
+from nonlocal_det.modeling.build import build_model, build_on_meta
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
 RETINANET = "Ablations/retinanet_R_50_FPN_1x.yaml"
+
+
+@contextmanager
+def registered(head):
+    ROI_BOX_HEAD_REGISTRY._do_register(head.__name__, head)
+    try:
+        yield
+    finally:
+        del ROI_BOX_HEAD_REGISTRY._obj_map[head.__name__]
 
 
 def config(file, *opts):
@@ -31,7 +42,12 @@ RPN, ROI, FPN = (f"MODEL.{part}.IN_FEATURES" for part in ("RPN", "ROI_HEADS", "F
         (["MODEL.RESNETS.OUT_FEATURES", ["res2"]], f"{FPN} is ['res2', 'res3', 'res4', 'res5']:"),
         (["MODEL.ANCHOR_GENERATOR.SIZES", [[32], [64]]], "cannot be built: Got sizes of length 2 in anchor"),
         (["MODEL.RESNETS.DEPTH", 18], "cannot be built: Must set MODEL.RESNETS.RES2_OUT_CHANNELS = 64"),
-        (["MODEL.FPN.NORM", "XX"], "built: 'XX' is not known (get_norm in detectron2.layers.batch_norm)"),
+        # Defaults that stayed, of a model without a pyramid.
+        ([RPN, ["res4"]], f"{RPN} is ['res4']: nothing makes 'res4'"),
+        ([ROI, ["res4"]], f"{ROI} is ['res4']: nothing makes 'res4'"),
+        ([FPN, []], "cannot be built: assert in_features"),
+        (["MODEL.FPN.NORM", "XX"], "cannot be built: 'XX' is not known (detectron2.layers.batch_norm)"),
+        (["MODEL.FPN.NORM", "GN", "MODEL.FPN.OUT_CHANNELS", 100], "cannot be built: num_channels"),
         (["MODEL.FPN.FUSE_TYPE", "max"], "cannot be built: assert fuse_type in "),
         (["MODEL.ROI_BOX_HEAD.POOLER_TYPE", "Foo"], "cannot be built: Unknown pooler type: Foo"),
         (["MODEL.ROI_MASK_HEAD.NAME", "Foo"], "'Foo' is not registered in ROI_MASK_HEAD"),
@@ -51,11 +67,11 @@ def test_compiled_operators_that_are_not_there():
 
 
 def test_features_of_retinanet():
-    opts = ["MODEL.RETINANET.IN_FEATURES", ["p3", "p9"]]
-    with pytest.raises(
-        ConfigError, match=r"MODEL\.RETINANET\.IN_FEATURES is \['p3', 'p9'\]: nothing makes 'p9'"
-    ):
-        build_model(config(RETINANET, *opts))
+    why = r"MODEL\.RETINANET\.IN_FEATURES is \['p3', 'p9'\]: nothing makes 'p9'"
+    with pytest.raises(ConfigError, match=why):
+        build_model(config(RETINANET, "MODEL.RETINANET.IN_FEATURES", ["p3", "p9"]))
+    with pytest.raises(ConfigError, match=r"cannot be built: .*zero"):
+        build_model(config(RETINANET, "MODEL.RETINANET.PRIOR_PROB", 0.0))
 
 
 @pytest.mark.parametrize("error", [KeyError("p9"), AssertionError(), ValueError("mine")])
@@ -63,10 +79,21 @@ def test_faults_of_other_code_pass_through(error):
     def broken_head(cfg, shape):
         raise error
 
-    ROI_BOX_HEAD_REGISTRY._do_register("broken_head", broken_head)
-    try:
-        with pytest.raises(type(error)) as found:
-            build_model(config(MASK, "MODEL.ROI_BOX_HEAD.NAME", "broken_head"))
-        assert found.value is error
-    finally:
-        del ROI_BOX_HEAD_REGISTRY._obj_map["broken_head"]
+    with registered(broken_head), pytest.raises(type(error)) as found:
+        build_model(config(MASK, "MODEL.ROI_BOX_HEAD.NAME", "broken_head"))
+    assert found.value is error
+
+
+def test_faults_that_detectron2_finds_in_other_code_pass_through():
+    def broken_head(cfg, shape):
+        return FastRCNNConvFCHead(shape, conv_dims=[], fc_dims=[])
+
+    with registered(broken_head), pytest.raises(AssertionError):
+        build_model(config(MASK, "MODEL.ROI_BOX_HEAD.NAME", "broken_head"))
+
+
+def test_a_model_without_memory_and_its_config():
+    cfg = get_config(MASK, ["MODEL.DEVICE", "cpu"])
+    cfg.freeze()
+    assert {parameter.device.type for parameter in build_on_meta(cfg).parameters()} == {"meta"}
+    assert cfg.MODEL.DEVICE == "cpu"

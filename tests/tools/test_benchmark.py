@@ -80,6 +80,7 @@ def test_tables_json_and_chart(small_options, tmp_path, capsys, monkeypatch):
         (["--config-file", MASK.format("")], "nothing to compare"),
         (["--baseline", "missing.yaml"], "missing.yaml"),
         (["--opts", "MODEL.NONLOCAL.PAIRWISE", "euclid"], "MODEL.NONLOCAL.PAIRWISE"),
+        (["--opts", "MODEL.ROI_HEADS.IN_FEATURES", "['p9']"], "MODEL.ROI_HEADS.IN_FEATURES is ['p9']"),
     ],
 )
 def test_wrong_input(flags, message, capsys):

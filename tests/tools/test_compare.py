@@ -173,20 +173,20 @@ def test_wrong_arguments_are_one_line(flags, message, tmp_path, capsys, monkeypa
     assert not list(tmp_path.rglob("run.json"))
 
 
-def test_an_arm_that_cannot_be_built_is_in_the_table(arguments, tmp_path, capsys, monkeypatch):
+def test_an_arm_that_cannot_be_built_is_refused_before_any_is_run(arguments, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     config = "Quick/faster_rcnn_R_18_FPN_context_nl.yaml"
-    flags = ["--output=~/out", "--seeds", "0", "--arm", f"far={config}", "MODEL.NONLOCAL.RES4", "[9]"]
-    for finished in (False, True):
-        assert main(arguments(*flags)) == (0 if finished else 3)
-        results = strict(tmp_path / "out" / "results.json")
-        (run,), (arm,) = results["runs"], results["arms"]
-        assert (run["finished"], arm["cost"]) == (finished, None)
-        if not finished:
-            assert run["error"].startswith("MODEL.NONLOCAL.RES4 is [9]: ")
-        # As if it had been finished by a build that knows more: then the cost is what cannot be counted.
-        record = tmp_path / "out" / "far" / "seed0" / "run.json"
-        record.write_text(json.dumps({**json.loads(record.read_text()), "exit_code": 0}))
+    far = ["--arm", f"far={config}", "MODEL.NONLOCAL.RES4", "[9]"]
+    flags = ["--output=~/out", "--seeds", "0", "--arms", "baseline", *far]
+    assert main(arguments(*flags)) == 2
+    assert one_line(capsys).startswith("arm far: MODEL.NONLOCAL.RES4 is [9]: ")
+    assert not list(tmp_path.rglob("run.json"))
+    # As if a build that knows more had finished it: then the cost is what cannot be counted.
+    for name in ("baseline", "far"):
+        (tmp_path / "out" / name / "seed0" / "run.json").write_text('{"exit_code": 0}')
+    assert main(arguments(*flags)) == 0
+    results = strict(tmp_path / "out" / "results.json")
+    assert [arm["cost"] is None for arm in results["arms"]] == [False, True]
     err = capsys.readouterr().err
     assert err.startswith("warning: arm far: its parameters and FLOPs cannot be counted: MODEL.NONLOCAL.RES4")
     assert err.count("\n") == 1

@@ -38,7 +38,7 @@ from nonlocal_det.checkpoint.report import NO_STATISTICS, CheckpointError, compa
 from nonlocal_det.checkpoint.safe import read_checkpoint, read_onnx
 from nonlocal_det.config import CONFIG_ROOT, get_config
 from nonlocal_det.layers import NonLocalBlock
-from nonlocal_det.modeling.build import build_model
+from nonlocal_det.modeling.build import build_on_meta
 
 __all__ = ["TARGETS", "convert_checkpoint"]
 
@@ -115,7 +115,7 @@ def convert_checkpoint(
     said = [*draft.net_notes, *draft.notes, *notes]
     report = ConversionReport(str(path), found.title, settings=settings, notes=said)
 
-    model = _build(cfg)
+    model = build_on_meta(cfg)
     tensors = _fit(draft, model, report, allowed)
     if target == "nonlocal_det":
         config_values = {key: setting.value for key, setting in settings.items()}
@@ -303,14 +303,6 @@ def _check_moved(draft: Draft, prefix: str, allow_moved: bool) -> None:
             "for fine-tuning"
         )
     draft.notes.append(f"{what}: the net does not compute the same until it is fine-tuned")
-
-
-def _build(cfg: CfgNode) -> nn.Module:
-    """Build a config's model without memory for its tensors."""
-    cfg = cfg.clone()
-    cfg.MODEL.DEVICE = "meta"
-    with torch.device("meta"):
-        return build_model(cfg)
 
 
 def _fit(
