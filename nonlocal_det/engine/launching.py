@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -293,10 +294,10 @@ def _run_process(
     set_stop_request(stop)
     _share_threads(num_gpus)
     try:
-        main(*args)
-        _part()
-    except Preempted as stopped:  # in all of them
-        errors.put(stopped)
+        try:
+            main(*args)
+        except Preempted as stopped:  # in all of them
+            errors.put(stopped)
         _part()
     except Exception as error:
         wrong_input = isinstance(error, INPUT_ERRORS)
@@ -304,6 +305,7 @@ def _run_process(
         fault = multiprocessing.ProcessRaisedException(f"\n{traceback.format_exc()}", rank, os.getpid())
         errors.put(error if wrong_input else fault)
         _leave_at_once(2 if wrong_input else 1, "" if wrong_input else traceback.format_exc())
+    _leave_at_once(0, "")
 
 
 def _run_in_place(place: Place, main: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -345,8 +347,10 @@ def _run_in_place(place: Place, main: Callable[..., None], args: tuple[Any, ...]
 def _part() -> None:
     """Close the connections to the other processes, all of which have come to their end.
 
-    A thread of Gloo's that still runs when the interpreter ends would now and then abort the process.
+    A thread of Gloo's that still runs when the interpreter ends would now and then abort the process. So what
+    holds on to one, such as a model, goes before, and with it the processes that load its data.
     """
+    gc.collect()
     comm.synchronize()
     distributed.destroy_process_group()
 
