@@ -26,7 +26,7 @@ SIDE_EDGES = (30, 60, 90)
 """The same for pairs of keypoints, by their distance to the head."""
 
 _IOU = 0.5
-_PAIRS = ("shoulder", "elbow", "wrist", "hip", "knee", "ankle")
+_PARTS = ("shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 
 
 def probe(annotations: Path, predictions: Path) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def sides_by_distance(
         persons that are found), and "right".
     """
     ends = [0.0, *map(float, edges), float("inf")]
-    pairs = _pairs(truth, results, _PAIRS)
+    pairs = _pairs(truth, results, _PARTS)
     bins = []
     for low, high in pairwise(ends):
         inside = [right for distance, right in pairs if distance is not None and low <= distance < high]

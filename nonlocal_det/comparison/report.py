@@ -176,8 +176,10 @@ class Report:
         note = (
             "Mean ± standard deviation over seeds. Seconds are wall time of training and evaluation of one "
             f"run, of those that took one try; GFLOPs are multiply-adds of {size} with 1,000 proposals and "
-            "100 detections. Classes, hands and sides are counted on what is found at an IoU above 0.5."
+            "100 detections."
         )
+        if {CLASS, HANDS} & set(columns):
+            note += " Classes, hands and sides are counted on what is found at an IoU above 0.5."
         return f"{_table(rows, heads)}\n\n{note}"
 
     def _differences_table(self) -> str:

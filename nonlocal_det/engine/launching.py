@@ -378,7 +378,7 @@ def _share_threads(processes: int) -> None:
 def _leave_at_once(code: int, text: str) -> NoReturn:
     """Print, and end this process without waiting for threads or for other processes.
 
-    Those wait for this one, and notice that it has gone when the system closes its sockets.
+    Those that wait for one that has failed notice that it has gone when the system closes its sockets.
     """
     if text:
         processes = comm.get_world_size()

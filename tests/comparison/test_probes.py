@@ -184,12 +184,12 @@ def test_a_data_set_is_asked_what_it_can_tell(tmp_path):
     squares, persons = truth_of(square(1, 60)), people_of(person(1, (0, 0), (9, 9), facing="toward"))
     assert set(probed(squares, [])) == {"distance"}
     assert set(probed(persons, [person(0, (0, 0), (9, 9), score=1.0)])) == {"left_hands"}
-    # A model without keypoints, annotations as COCO has them, and none.
     walker = {"categories": [{"keypoints": ["left_ear", "right_ear", "left_hip", "right_hip"]}]}
     walker["annotations"] = [
         {"id": 1, "image_id": 1, "facing": "away", "bbox": [0, 0, 9, 9], "keypoints": [1, 1, 2] * 4}
     ]
     assert set(probed(walker, [])) == {"left_hands", "sides"}
+    # A model without keypoints, annotations as COCO has them, and none.
     assert probed(persons, [{"image_id": 1, "bbox": [0, 0, 9, 9], "score": 1.0}]) == {}
     assert probed(people_of(person(1, (0, 0), (9, 9))), []) == {}
     assert probed({"images": []}, []) == {}
