@@ -49,7 +49,7 @@ SMALL = {
 
 def pytest_configure(config: pytest.Config) -> None:
     try:
-        from nonlocal_det._upstream import UPSTREAM_WARNINGS
+        from nonlocal_det.upstream import UPSTREAM_WARNINGS
     except ImportError:
         return
     for action, message, category, module in UPSTREAM_WARNINGS:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nonlocal_det._upstream import UPSTREAM_WARNINGS
+from nonlocal_det.upstream import UPSTREAM_WARNINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 PINNED_TORCH = next(

@@ -12,10 +12,11 @@ from nonlocal_det.benchmark.block import (
 )
 from nonlocal_det.benchmark.chart import draw_chart
 from nonlocal_det.benchmark.detector import DetectorCost, StepCost, compare_detectors, without_blocks
-from nonlocal_det.benchmark.flops import Flops, count_detector_flops, count_flops
 from nonlocal_det.benchmark.plain import plain_block
-from nonlocal_det.benchmark.process import MeasurementError
 from nonlocal_det.benchmark.ratio import Ratio, compare
+from nonlocal_det.detection.cost import count_detector_flops
+from nonlocal_det.errors import MeasurementError
+from nonlocal_det.modeling.flops import Flops, count_flops
 
 __all__ = [
     "BlockCase",

@@ -20,11 +20,14 @@ from detectron2.structures import BoxMode
 from detectron2.utils.events import EventStorage
 from torch import nn
 
-from nonlocal_det.benchmark.flops import Flops, count_detector_flops
 from nonlocal_det.benchmark.process import Runner, seconds_in_turn
 from nonlocal_det.benchmark.ratio import Ratio, compare
-from nonlocal_det.config import KEYPOINT_HEAD, STAGES, WRAPPER, ConfigError
+from nonlocal_det.config.keys import STAGES, WRAPPER
+from nonlocal_det.detection.config import KEYPOINT_HEAD
+from nonlocal_det.detection.cost import count_detector_flops
+from nonlocal_det.errors import ConfigError
 from nonlocal_det.modeling.build import build_model
+from nonlocal_det.modeling.flops import Flops
 
 __all__ = ["DetectorCost", "StepCost", "compare_detectors", "without_blocks"]
 

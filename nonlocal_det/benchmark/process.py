@@ -17,15 +17,13 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["MeasurementError", "Runner", "Step", "seconds_in_turn"]
+from nonlocal_det.errors import MeasurementError
+
+__all__ = ["Runner", "Step", "seconds_in_turn"]
 
 # A step on a GPU may take less than the clock can tell: this much time is measured at once.
 _SHORTEST_S = 0.05
 _MOST_CALLS = 100
-
-
-class MeasurementError(RuntimeError):
-    """A step ran out of memory. The message is one line."""
 
 
 class Step(Protocol):

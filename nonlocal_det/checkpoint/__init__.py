@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nonlocal_det.checkpoint.checkpointer import NonLocalCheckpointer
-from nonlocal_det.checkpoint.report import CheckpointError, LoadReport
+from nonlocal_det.checkpoint.load_report import LoadReport
+from nonlocal_det.errors import CheckpointError
 
 __all__ = ["CheckpointError", "LoadReport", "NonLocalCheckpointer"]

@@ -15,9 +15,11 @@ from detectron2.utils import comm
 from detectron2.utils.file_io import PathManager
 from torch import nn
 
-from nonlocal_det.checkpoint.files import CheckpointIndex, SavedFile, hash_file, write_whole
-from nonlocal_det.checkpoint.report import CheckpointError, LoadReport, compare, inserted_blocks
-from nonlocal_det.checkpoint.safe import read_checkpoint
+from nonlocal_det.checkpoint.index import CheckpointIndex, SavedFile
+from nonlocal_det.checkpoint.load_report import LoadReport, compare, inserted_blocks
+from nonlocal_det.checkpoint.reading import read_checkpoint
+from nonlocal_det.errors import CheckpointError
+from nonlocal_det.files import hash_file, write_whole
 
 __all__ = ["NonLocalCheckpointer", "compile_allow_missing", "find_weights"]
 

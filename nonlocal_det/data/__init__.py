@@ -1,7 +1,1 @@
-"""Data sets that the package makes itself, registered with Detectron2 on import."""
-
-from nonlocal_det.data.builtin import register_builtin_datasets
-
-__all__ = ["register_builtin_datasets"]
-
-register_builtin_datasets()
+"""What every loader shares: order, workers, random states, samples of no use, cached folders."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nonlocal_det.engine.checks import check_run
-from nonlocal_det.engine.launching import INPUT_ERRORS, count_processes, find_place, launch_processes
-from nonlocal_det.engine.preemption import Preempted
-from nonlocal_det.engine.trainer import Trainer
+from nonlocal_det.engine.launch import count_processes, find_place, launch_processes
+from nonlocal_det.engine.loop import Trainer
+from nonlocal_det.engine.task import check_run
+from nonlocal_det.errors import INPUT_ERRORS, Preempted
 
 __all__ = [
     "INPUT_ERRORS",

@@ -1,97 +1,87 @@
-"""What can be found wrong before a model is built: data sets, weights, output folder, and CPU limits."""
+"""What can be found wrong before a model is built: settings, schedule, machine, data sets, output folder."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
 
 import torch
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
-from detectron2.modeling import (
-    ANCHOR_GENERATOR_REGISTRY,
-    BACKBONE_REGISTRY,
-    META_ARCH_REGISTRY,
-    PROPOSAL_GENERATOR_REGISTRY,
-    ROI_BOX_HEAD_REGISTRY,
-    ROI_HEADS_REGISTRY,
-    ROI_KEYPOINT_HEAD_REGISTRY,
-    ROI_MASK_HEAD_REGISTRY,
-    RPN_HEAD_REGISTRY,
-)
 from detectron2.utils.file_io import PathManager
 
-from nonlocal_det.checkpoint.checkpointer import find_weights
-from nonlocal_det.config import ConfigError, check_choice
+from nonlocal_det.config.messages import check_choice, config_error, flatten
+from nonlocal_det.errors import ConfigError
 
-__all__ = ["check_run", "check_training"]
+__all__ = ["check_datasets", "check_output", "check_settings", "check_training", "check_workers"]
 
 SYNC_NORMS = ("SyncBN", "nnSyncBN")
-_REGISTRIES = {
-    "MODEL.META_ARCHITECTURE": META_ARCH_REGISTRY,
-    "MODEL.BACKBONE.NAME": BACKBONE_REGISTRY,
-    "MODEL.ANCHOR_GENERATOR.NAME": ANCHOR_GENERATOR_REGISTRY,
-}
-_REGISTRIES_OF_RCNN = {
-    "MODEL.PROPOSAL_GENERATOR.NAME": PROPOSAL_GENERATOR_REGISTRY,
-    "MODEL.RPN.HEAD_NAME": RPN_HEAD_REGISTRY,
-    "MODEL.ROI_HEADS.NAME": ROI_HEADS_REGISTRY,
-    "MODEL.ROI_BOX_HEAD.NAME": ROI_BOX_HEAD_REGISTRY,
-    "MODEL.ROI_MASK_HEAD.NAME": ROI_MASK_HEAD_REGISTRY,
-    "MODEL.ROI_KEYPOINT_HEAD.NAME": ROI_KEYPOINT_HEAD_REGISTRY,
-}
-# Names that are in no registry: C4's ROI heads have no box head.
-_UNREGISTERED = {
-    "MODEL.PROPOSAL_GENERATOR.NAME": ["PrecomputedProposals"],
-    "MODEL.ROI_BOX_HEAD.NAME": [""],
-}
-# What Detectron2 takes, without the weighted samplers: our loader knows no order for them. Other values it
-# finds late, or takes for "none".
+# What Detectron2 takes. Other values it finds late, or takes for "none".
 _CHOICES_IN_TRAINING = {
     "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR"),
     "SOLVER.WARMUP_METHOD": ("linear", "constant"),
     "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": ("value", "norm"),
-    "DATALOADER.SAMPLER_TRAIN": (
-        "TrainingSampler",
-        "RepeatFactorTrainingSampler",
-        "RandomSubsetTrainingSampler",
-    ),
-    "INPUT.RANDOM_FLIP": ("horizontal", "vertical", "none"),
-    "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
-    "INPUT.CROP.TYPE": ("relative_range", "relative", "absolute", "absolute_range"),
-    "INPUT.MASK_FORMAT": ("polygon", "bitmask"),
 }
 
 
-def check_run(cfg: CfgNode, *, processes: int = 1, eval_only: bool = False, resume: bool = False) -> None:
-    """Check what a run will read and write, before time is spent on building a model.
-
-    Args:
-        cfg: the config.
-        processes: number of processes on all machines.
-        eval_only: whether the run evaluates and does not train.
-        resume: whether the run goes on from a checkpoint in OUTPUT_DIR, if there is one.
+def check_settings(cfg: CfgNode) -> None:
+    """Check the keys that concern every task, as far as the config alone tells.
 
     Raises:
-        ConfigError: a part of the model, a data set, OUTPUT_DIR, or a setting for this machine is wrong.
-        CheckpointError: MODEL.WEIGHTS is no file.
+        ConfigError: the first thing found.
     """
-    _check_names(cfg)
-    if not eval_only:
-        for key, right in _CHOICES_IN_TRAINING.items():
-            check_choice(cfg, key, right)
-        check_training(cfg, processes)
-        _check_datasets(cfg, "DATASETS.TRAIN", cfg.DATASETS.TRAIN)
-    elif not cfg.DATASETS.TEST:
-        raise ConfigError(
-            'DATASETS.TEST is (): names no data set to evaluate; write one, such as ("coco_2017_val",)'
+    _check_device(cfg)
+    check_choice(cfg, "INPUT.FORMAT", ("BGR", "RGB", "L", "YUV-BT.601"))
+    if cfg.SOLVER.SKIP_NONFINITE_STEPS < 0:
+        raise config_error(
+            "SOLVER.SKIP_NONFINITE_STEPS",
+            cfg.SOLVER.SKIP_NONFINITE_STEPS,
+            "must be 0 (stop at the first) or more",
         )
-    _check_datasets(cfg, "DATASETS.TEST", cfg.DATASETS.TEST)
-    _check_output(cfg.OUTPUT_DIR)
-    resumes = resume and os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint"))
-    if cfg.MODEL.WEIGHTS and "://" not in cfg.MODEL.WEIGHTS and not resumes:
-        find_weights(cfg.MODEL.WEIGHTS)
+    patience = cfg.SOLVER.EARLY_STOP_PATIENCE
+    if patience < 0:
+        raise config_error(
+            "SOLVER.EARLY_STOP_PATIENCE", patience, "must be 0 (train to the end) or more, such as 5"
+        )
+    if patience and cfg.TEST.EVAL_PERIOD < 1:
+        raise config_error(
+            "SOLVER.EARLY_STOP_PATIENCE",
+            patience,
+            f"it counts evaluations, and TEST.EVAL_PERIOD {cfg.TEST.EVAL_PERIOD} makes none while training; "
+            "write a number of iterations there, or 0 here",
+        )
+    for key, value in (("SOLVER.EARLY_STOP_PATIENCE", patience), ("TEST.VAL_LOSS", cfg.TEST.VAL_LOSS)):
+        if value and not cfg.DATASETS.TEST:
+            raise config_error(
+                key, value, "would be ignored, as DATASETS.TEST is (); name a data set there, or leave it out"
+            )
+    if not 0 <= cfg.DATALOADER.MAX_BAD_FRACTION <= 1:
+        raise config_error(
+            "DATALOADER.MAX_BAD_FRACTION",
+            cfg.DATALOADER.MAX_BAD_FRACTION,
+            "must be from 0 to 1, such as 0.01",
+        )
+    reference, batch = cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.SOLVER.IMS_PER_BATCH
+    if reference and batch % reference:
+        raise config_error(
+            "SOLVER.IMS_PER_BATCH",
+            batch,
+            f"it counts the images of {reference} GPUs (SOLVER.REFERENCE_WORLD_SIZE) and is scaled to those "
+            f"in use, so it must be a multiple of {reference}; to train with {batch} as it stands, write "
+            "SOLVER.REFERENCE_WORLD_SIZE 0",
+        )
+
+
+def _check_device(cfg: CfgNode) -> None:
+    device = cfg.MODEL.DEVICE
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise config_error("MODEL.DEVICE", device, 'not a device; write "cuda" or "cpu"') from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise config_error(
+            "MODEL.DEVICE", device, 'PyTorch sees no CUDA device here; write "cpu" or leave the key out'
+        )
 
 
 def check_training(cfg: CfgNode, processes: int = 1) -> None:
@@ -105,6 +95,8 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
         ConfigError: mixed precision or synchronised batch norm on CPUs, no data, a schedule of no length,
             or a batch that the processes cannot share evenly.
     """
+    for key, right in _CHOICES_IN_TRAINING.items():
+        check_choice(cfg, key, right)
     if not cfg.DATASETS.TRAIN:
         raise ConfigError(
             'DATASETS.TRAIN is (): names no data set to train on; write one, such as ("coco_2017_train",)'
@@ -133,8 +125,8 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
             'to talk to each other; leave MODEL.DEVICE out, or hide the GPUs by CUDA_VISIBLE_DEVICES=""'
         )
     if on_cpu:
-        for key, norm in _norms(cfg):
-            if norm in SYNC_NORMS:
+        for key, norm in flatten(cfg):
+            if key.endswith(".NORM") and norm in SYNC_NORMS:
                 raise ConfigError(
                     f"{key} is {norm!r}: PyTorch's does not train on CPUs with {processes} processes; write "
                     '"naiveSyncBN"'
@@ -147,18 +139,24 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
         )
 
 
-def _check_names(cfg: CfgNode) -> None:
-    """Check the names of what a model is made of, and the number of processes that load its data."""
-    of_rcnn = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
-    for key, registry in {**_REGISTRIES, **(_REGISTRIES_OF_RCNN if of_rcnn else {})}.items():
-        check_choice(cfg, key, [*sorted(name for name, _ in registry), *_UNREGISTERED.get(key, [])])
+def check_workers(cfg: CfgNode) -> None:
+    """Check the number of processes that load data.
+
+    Raises:
+        ConfigError: it is negative.
+    """
     if cfg.DATALOADER.NUM_WORKERS < 0:
         raise ConfigError(
             f"DATALOADER.NUM_WORKERS is {cfg.DATALOADER.NUM_WORKERS}: write 0 (none) or more, such as 4"
         )
 
 
-def _check_output(folder: str) -> None:
+def check_output(folder: str) -> None:
+    """Check that OUTPUT_DIR can be written; it is made where it is missing.
+
+    Raises:
+        ConfigError: it cannot.
+    """
     problem = None
     try:
         PathManager.mkdirs(folder)
@@ -173,15 +171,16 @@ def _check_output(folder: str) -> None:
         raise ConfigError(f"OUTPUT_DIR is {folder!r}: {problem}; name a folder that can be written")
 
 
-def _norms(node: CfgNode, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in node.items():
-        if isinstance(value, CfgNode):
-            yield from _norms(value, f"{prefix}{key}.")
-        elif key == "NORM":
-            yield f"{prefix}{key}", value
+def check_datasets(key: str, names: tuple[str, ...]) -> None:
+    """Check that data sets are registered, and that their files are where they are said to be.
 
+    Args:
+        key: "DATASETS.TRAIN" or "DATASETS.TEST".
+        names: its value.
 
-def _check_datasets(cfg: CfgNode, key: str, names: tuple[str, ...]) -> None:
+    Raises:
+        ConfigError: one is not.
+    """
     for name in names:
         if name not in DatasetCatalog:
             close = difflib.get_close_matches(name, DatasetCatalog.list(), n=2)
@@ -197,25 +196,6 @@ def _check_datasets(cfg: CfgNode, key: str, names: tuple[str, ...]) -> None:
                 raise ConfigError(
                     f"{key} names {name!r}: its {what} are looked for at {path}: not there{_remedy(path)}"
                 )
-        _check_metadata(cfg, key, name)
-
-
-def _check_metadata(cfg: CfgNode, key: str, name: str) -> None:
-    """Check what a data set is known for against the model, which would fail in its first loss."""
-    metadata = MetadataCatalog.get(name)
-    classes = metadata.get("thing_classes")
-    of_retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
-    head = "MODEL.RETINANET.NUM_CLASSES" if of_retinanet else "MODEL.ROI_HEADS.NUM_CLASSES"
-    count = cfg.MODEL.RETINANET.NUM_CLASSES if of_retinanet else cfg.MODEL.ROI_HEADS.NUM_CLASSES
-    if classes and count < len(classes):
-        raise ConfigError(
-            f"{head} is {count}: {key} names {name!r} with {len(classes)} classes; write {len(classes)}"
-        )
-    if cfg.MODEL.KEYPOINT_ON and classes and not metadata.get("keypoint_names"):
-        raise ConfigError(
-            f"{key} names {name!r}: it has no keypoints, and MODEL.KEYPOINT_ON is True; write one that has, "
-            'such as "keypoints_coco_2017_train"'
-        )
 
 
 def _remedy(path: str) -> str:

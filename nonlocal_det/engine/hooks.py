@@ -13,7 +13,7 @@ from detectron2.utils import comm
 from detectron2.utils.events import EventWriter
 
 from nonlocal_det.engine.curves import draw_curves
-from nonlocal_det.engine.preemption import Preempted
+from nonlocal_det.errors import Preempted
 
 __all__ = [
     "BestCheckpointer",

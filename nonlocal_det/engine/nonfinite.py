@@ -15,20 +15,17 @@ from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import nn
 
-from nonlocal_det.checkpoint.files import write_whole
-from nonlocal_det.checkpoint.safe import read_checkpoint
-from nonlocal_det.data.randomness import isolated_randomness, random_states, set_random_states
+from nonlocal_det.checkpoint.reading import read_checkpoint
+from nonlocal_det.data.random_states import isolated_randomness, random_states, set_random_states
+from nonlocal_det.errors import NonFiniteLossError
+from nonlocal_det.files import write_whole
 
-__all__ = ["LossGuard", "NonFiniteLossError", "replay_batch"]
+__all__ = ["LossGuard", "replay_batch"]
 
 logger = logging.getLogger(__name__)
 
 #: What holds one tensor, by the attribute that holds it.
 _WRAPPERS = {Boxes: "tensor", RotatedBoxes: "tensor", BitMasks: "tensor", Keypoints: "tensor"}
-
-
-class NonFiniteLossError(FloatingPointError):
-    """A loss is infinite or NaN, more often than is allowed. The message is one line."""
 
 
 class _Skip(Exception):  # noqa: N818

@@ -17,10 +17,10 @@ from detectron2.utils import comm
 from torch.utils.data import DataLoader
 
 from nonlocal_det.data.workers import iterate
+from nonlocal_det.errors import Preempted
 
 __all__ = [
     "STOP_SIGNALS",
-    "Preempted",
     "StopRequest",
     "StoppableLoader",
     "set_stop_request",
@@ -28,10 +28,6 @@ __all__ = [
 ]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
-class Preempted(Exception):  # noqa: N818
-    """A run that was stopped by a signal, after it saved its state. The message is one line."""
 
 
 class StopRequest:

@@ -6,23 +6,20 @@ import logging
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from detectron2.config import CfgNode
-from detectron2.data import DatasetMapper, build_detection_test_loader
 from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader
 
-from nonlocal_det.data.images import PictureMapper
-from nonlocal_det.data.randomness import isolated_randomness
+from nonlocal_det.data.random_states import isolated_randomness
 from nonlocal_det.engine.preemption import StoppableLoader
+from nonlocal_det.engine.task import find_task
+from nonlocal_det.upstream import BatchNormBase, DropoutBase
 
 __all__ = ["ValidationLoss"]
 
@@ -63,46 +60,13 @@ class ValidationLoss:
                 self._loaders = {
                     name: loader
                     for name in self._cfg.DATASETS.TEST
-                    if (loader := _build_loader(self._cfg, name)) is not None
+                    if (loader := find_task(self._cfg).build_validation_loader(self._cfg, name)) is not None
                 }
             with _computes_losses(model), torch.no_grad(), warnings.catch_warnings():
                 # Keypoint heads take means over no images for the event storage.
                 warnings.filterwarnings("ignore", "Mean of empty slice|invalid value", RuntimeWarning)
                 found = {name: _mean_losses(model, name, loader) for name, loader in self._loaders.items()}
         return {name: losses for name, losses in found.items() if losses}
-
-
-def _build_loader(cfg: CfgNode, name: str) -> DataLoader | None:
-    """Return the loader of the evaluation, with ground truth; None without annotations."""
-    mapper = DatasetMapper(**{**DatasetMapper.from_config(cfg, is_train=False), "is_train": True})
-    parts = build_detection_test_loader.from_config(cfg, name, mapper=_OrReason(PictureMapper(mapper)))
-    objects = [
-        obj for record in parts["dataset"] for obj in record.get("annotations", ()) if not obj.get("iscrowd")
-    ]
-    if not objects:
-        logger.info("%s has no annotations to compute a validation loss with", name)
-        return None
-    if any(isinstance(obj.get("segmentation"), dict) for obj in objects):
-        # INPUT.MASK_FORMAT is that of the training data. An RLE cannot become polygons.
-        mapper.instance_mask_format = "bitmask"
-    return build_detection_test_loader(**parts)
-
-
-class _OrReason:
-    """Maps an image, or returns one line that says why it cannot be."""
-
-    def __init__(self, mapper: Callable[[Any], Any]) -> None:
-        self._mapper = mapper
-
-    def __call__(self, record: Mapping[str, Any]) -> Any:
-        try:
-            return self._mapper(record)
-        except MemoryError:
-            raise
-        except Exception as error:  # impossible annotations raise nearly every type
-            reason = " ".join(str(error).split())
-            name = f"{record.get('file_name')} (id {record.get('image_id')})"
-            return f"{name}: {type(error).__name__}: {reason}"[:300]
 
 
 def _mean_losses(model: nn.Module, name: str, loader: DataLoader) -> dict[str, float]:
@@ -154,7 +118,7 @@ def _computes_losses(model: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     model.train()
     for module in model.modules():
-        if isinstance(module, (_NormBase, _DropoutNd)):
+        if isinstance(module, (BatchNormBase, DropoutBase)):
             module.eval()
     try:
         yield

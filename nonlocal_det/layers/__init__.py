@@ -4,7 +4,7 @@
 functions are Eq. 1 with the f of Eq. 2 to 5.
 """
 
-from .evaluation import FORMS, evaluate_with
+from .forms import FORMS, evaluate_with
 from .non_local import INITS, POOLS, NonLocalBlock
 from .norm import NORMS
 from .pairwise import (

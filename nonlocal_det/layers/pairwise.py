@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .blockwise import ChunkedGaussian, SortedConcatenation, prefix_order, sorted_sums
-from .evaluation import choose_form, limits_for
+from .forms import choose_form, limits_for
 from .precision import at_least_float, full_precision
 
 PAIRWISE_FUNCTIONS = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")

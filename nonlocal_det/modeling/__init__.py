@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from nonlocal_det.modeling.backbone import build_nonlocal_backbone
 from nonlocal_det.modeling.block import BlockOptions, StageNonLocalBlock
-from nonlocal_det.modeling.keypoint_head import NonLocalKeypointHead
-from nonlocal_det.modeling.short_fpn import build_short_resnet_fpn_backbone
+from nonlocal_det.modeling.fpn import build_short_resnet_fpn_backbone
 from nonlocal_det.modeling.stem import UnpaddedPoolStem, unpad_stem_pool
 
 __all__ = [
     "BlockOptions",
-    "NonLocalKeypointHead",
     "StageNonLocalBlock",
     "UnpaddedPoolStem",
     "build_nonlocal_backbone",

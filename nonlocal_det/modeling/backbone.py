@@ -10,7 +10,8 @@ from detectron2.modeling import BACKBONE_REGISTRY, Backbone
 from detectron2.modeling.backbone.resnet import ResNet
 from tabulate import tabulate
 
-from nonlocal_det.config import STAGES, ConfigError, check_backbone
+from nonlocal_det.config.keys import STAGES, WRAPPER
+from nonlocal_det.errors import ConfigError
 from nonlocal_det.modeling.block import (
     BlockOptions,
     StageNonLocalBlock,
@@ -44,7 +45,6 @@ def build_nonlocal_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
             position is outside its stage or named twice, or the outputs are not those that RetinaNet reads.
     """
     options = BlockOptions.from_config(cfg)
-    check_backbone(cfg)
     node = cfg.MODEL.NONLOCAL
     backbone = BACKBONE_REGISTRY.get(node.BACKBONE)(cfg, input_shape)
     resnet = _find_resnet(backbone, node.BACKBONE)
@@ -83,6 +83,11 @@ def build_nonlocal_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
                 children.append(child)
         replace_children(stage, children)
 
+    if not rows:
+        raise ConfigError(
+            f'MODEL.BACKBONE.NAME is "{WRAPPER}": no block would be inserted, as RES2 to RES5 of MODEL.NONLOCAL '
+            f'are all empty; write MODEL.NONLOCAL.RES4 [-1], or MODEL.BACKBONE.NAME "{node.BACKBONE}"'
+        )
     total = sum(row[-2] for row in rows)
     logger.info(
         "Inserted %d %s block%s%s with %s parameters into %s:\n%s",

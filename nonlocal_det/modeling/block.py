@@ -13,7 +13,7 @@ from detectron2.layers.batch_norm import NaiveSyncBatchNorm
 from detectron2.modeling.backbone.resnet import BasicBlock, BottleneckBlock
 from torch import nn
 
-from nonlocal_det.config import ConfigError, check_block_options
+from nonlocal_det.errors import ConfigError
 from nonlocal_det.layers import NonLocalBlock
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,6 @@ class BlockOptions:
                 "MODEL.NONLOCAL is missing: call nonlocal_det.add_nonlocal_config(cfg) right after "
                 "get_cfg(), before a file is merged"
             )
-        check_block_options(cfg)
         node = cfg.MODEL.NONLOCAL
         if node.INIT == "normal" and not node.NORM:
             logger.warning(

@@ -16,7 +16,7 @@ from detectron2.config import CfgNode
 from torch import nn
 
 import nonlocal_det
-from nonlocal_det.config import ConfigError
+from nonlocal_det.errors import ConfigError
 
 __all__ = ["build_model", "build_on_meta"]
 

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nonlocal_det.tools.command import UsageError, command, parse, positive
+from nonlocal_det.errors import UsageError
+from nonlocal_det.tools.command import command, parse, positive
 
 if TYPE_CHECKING:
     from nonlocal_det.benchmark import BlockCost, DetectorCost, Ratio
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     outputs = [_output(path) for path in (args.json, args.chart) if path]
     configs = _configs(args, device) if args.only != "block" else None
 
-    from nonlocal_det.benchmark import MeasurementError, draw_chart
+    from nonlocal_det.benchmark import draw_chart
+    from nonlocal_det.errors import MeasurementError
 
     environment = _environment(device)
     title = "{device}, PyTorch {torch}, {threads} CPU threads".format(**environment)
@@ -124,7 +126,7 @@ def _measure_blocks(args: argparse.Namespace, device: str) -> tuple[list[BlockCo
 def _measure_detector(args: argparse.Namespace, configs: tuple[Any, Any]) -> DetectorCost:
     """Measure and print the table of the detector."""
     from nonlocal_det.benchmark import compare_detectors
-    from nonlocal_det.benchmark.flops import DETECTIONS, PROPOSALS
+    from nonlocal_det.detection.cost import DETECTIONS, PROPOSALS
 
     height, width = args.size
     cost = compare_detectors(*configs, height, width, args.pairs)
@@ -260,8 +262,8 @@ def _device(name: str | None) -> str:
 
 def _configs(args: argparse.Namespace, device: str) -> tuple[Any, Any]:
     """The config with blocks and the one without."""
+    from nonlocal_det import get_config
     from nonlocal_det.benchmark import without_blocks
-    from nonlocal_det.config import get_config
     from nonlocal_det.modeling.build import build_on_meta
 
     options = ["MODEL.DEVICE", device, *args.opts]

@@ -17,11 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nonlocal_det.tools.command import UsageError, command, parse
+from nonlocal_det.errors import UsageError
+from nonlocal_det.tools.command import command, parse
 
 if TYPE_CHECKING:
-    from nonlocal_det.data.checks import Finding
-    from nonlocal_det.data.coco_file import CocoFile
+    from nonlocal_det.detection.annotations.checks import Finding
+    from nonlocal_det.detection.annotations.coco_file import CocoFile
 
 __all__ = ["main"]
 
@@ -38,8 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parse(argv)
 
-    from nonlocal_det.data.checks import ERROR, Subject, check_file
-    from nonlocal_det.data.coco_file import DatasetError, read_coco
+    from nonlocal_det.detection.annotations.checks import ERROR, Subject, check_file
+    from nonlocal_det.detection.annotations.coco_file import read_coco
+    from nonlocal_det.errors import DatasetError
 
     if args.images is not None and not args.images.is_dir():
         raise UsageError(f"{args.images}: no such image folder")
@@ -111,8 +113,8 @@ def _same_file(a: Path, b: Path) -> bool:
 
 
 def _write_fixed(source: Path, target: Path) -> dict[str, int]:
-    from nonlocal_det.data.coco_file import read_document
-    from nonlocal_det.data.mending import mend
+    from nonlocal_det.detection.annotations.coco_file import read_document
+    from nonlocal_det.detection.annotations.fixes import mend
 
     document = read_document(source)
     mended = mend(document)

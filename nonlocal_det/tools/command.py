@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import functools
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn, ParamSpec
 
-__all__ = ["UsageError", "command", "parse", "positive"]
+from nonlocal_det.errors import INPUT_ERRORS, ExitCode, UsageError, one_line
+
+__all__ = ["command", "parse", "positive"]
 
 P = ParamSpec("P")
-
-
-class UsageError(ValueError):
-    """A wrong flag or argument. The message is one line."""
 
 
 def command(main: Callable[P, int | None]) -> Callable[P, int]:
@@ -35,27 +32,17 @@ def command(main: Callable[P, int | None]) -> Callable[P, int]:
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             return main(*args, **kwargs) or 0
-        except UsageError as error:
-            return _report(str(error))
         except SystemExit as stop:  # --help, and what the libraries end by
             return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
-            return 130
+            return ExitCode.INTERRUPTED
+        except INPUT_ERRORS as error:
+            return _report(one_line(error))
         except ImportError as error:
             if (error.name or "").partition(".")[0] != "detectron2":
                 raise
-            import nonlocal_det
-
-            if hasattr(nonlocal_det, "DETECTRON2_MISSING"):
-                return 2  # the import of the package has said it
             return _report(str(error))
-        except Exception as error:
-            from nonlocal_det.engine import INPUT_ERRORS
-
-            if not isinstance(error, INPUT_ERRORS):
-                raise
-            return _report(_one_line(error))
 
     return run
 
@@ -92,13 +79,4 @@ def positive(text: str) -> int:
 def _report(message: str) -> int:
     sys.stdout.flush()
     print(f"error: {message}", file=sys.stderr)
-    return 2
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    text = str(error).strip()
-    if "Traceback (most recent call last)" in text:  # from a data loader's worker
-        text = re.sub(r"^(\w+\.)+\w+: ", "", text.splitlines()[-1])
-    return " ".join(text.split()) or type(error).__name__
+    return ExitCode.WRONG_INPUT

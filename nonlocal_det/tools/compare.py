@@ -23,13 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nonlocal_det.tools.command import UsageError, command, parse, positive
+from nonlocal_det.errors import UsageError
+from nonlocal_det.tools.command import command, parse, positive
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-    from nonlocal_det.comparison import Arm, Cost, Run
-    from nonlocal_det.comparison.runs import RunRecord
+    from nonlocal_det.experiments import Arm, Cost, Run
+    from nonlocal_det.experiments.runs import RunRecord
 
 __all__ = ["main"]
 
@@ -50,9 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parse(argv)
 
-    from nonlocal_det.comparison import ArmError, check_folder, lock_folder, parse_seeds, plan_runs
-    from nonlocal_det.config import get_config
-    from nonlocal_det.engine import check_run, count_processes
+    from nonlocal_det import get_config
+    from nonlocal_det.engine import count_processes
+    from nonlocal_det.engine.task import check_run
+    from nonlocal_det.errors import ArmError
+    from nonlocal_det.experiments import check_folder, lock_folder, parse_seeds, plan_runs
 
     output: Path = args.output
     words = [
@@ -95,7 +98,7 @@ def _check_test_sets(configs: Mapping[Run, CfgNode]) -> None:
 
 def _check_models(configs: Mapping[Run, CfgNode]) -> None:
     """Refuse an arm that cannot be built before others are trained."""
-    from nonlocal_det.config import ConfigError
+    from nonlocal_det.errors import ConfigError
     from nonlocal_det.modeling.build import build_on_meta
 
     for name, cfg in {run.arm.name: cfg for run, cfg in configs.items() if not run.finished}.items():
@@ -115,8 +118,8 @@ def _compare(
     command_line: str,
 ) -> int:
     """Do what is left of the runs, which are the keys of ``configs``, and write what came out of all."""
-    from nonlocal_det.comparison import Report, collect, draw_curves, draw_distance, run_all
-    from nonlocal_det.comparison.arms import RESULTS
+    from nonlocal_det.experiments import Report, collect, draw_curves, draw_distance, run_all
+    from nonlocal_det.experiments.arms import RESULTS
 
     output, runs = args.output, list(configs)
     done = sum(run.finished for run in runs)
@@ -156,7 +159,7 @@ def _compare(
 
 def _cost(name: str, cfg: CfgNode) -> Cost | None:
     """Return what an arm costs; None, and say so, where it cannot be counted."""
-    from nonlocal_det.comparison import measure_cost
+    from nonlocal_det.experiments import measure_cost
 
     try:
         return measure_cost(cfg)
@@ -177,8 +180,9 @@ def _replace(path: Path, write: Callable[[Path], object]) -> bool:
 
 
 def _arms(args: argparse.Namespace) -> list[Arm]:
-    from nonlocal_det.comparison import ArmError, named_arms
-    from nonlocal_det.comparison.arms import custom_arm
+    from nonlocal_det.errors import ArmError
+    from nonlocal_det.experiments import named_arms
+    from nonlocal_det.experiments.arms import custom_arm
 
     arms = named_arms(args.task, args.arms) if args.arms or not args.arm else []
     for words in args.arm:
@@ -203,7 +207,7 @@ def _threads(args: argparse.Namespace) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    from nonlocal_det.comparison.arms import TASKS
+    from nonlocal_det.experiments.arms import TASKS
 
     tasks = "; ".join(f"{name}: {task.description}" for name, task in TASKS.items())
     parser = argparse.ArgumentParser(

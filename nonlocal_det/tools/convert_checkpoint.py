@@ -13,7 +13,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from nonlocal_det.tools.command import UsageError, command, parse
+from nonlocal_det.errors import UsageError
+from nonlocal_det.tools.command import command, parse
 
 __all__ = ["main"]
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise UsageError(f"--place {place}: write PREFIX=PLACE, such as model.nl_1=res4.5")
         places[prefix] = where
 
-    from nonlocal_det.checkpoint.convert import convert_checkpoint
+    from nonlocal_det.convert import convert_checkpoint
 
     report = convert_checkpoint(
         args.input,

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nonlocal_det.tools.command import UsageError, command, parse
+from nonlocal_det.errors import UsageError
+from nonlocal_det.tools.command import command, parse
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from detectron2.data.catalog import Metadata
     from detectron2.structures import Instances
 
-    from nonlocal_det.visualization import AttentionRecorder, BlockAttention
+    from nonlocal_det.attention import AttentionRecorder, BlockAttention
 
 __all__ = ["main"]
 
@@ -103,7 +104,7 @@ def find_inputs(words: Sequence[str]) -> Inputs:
     Raises:
         UsageError: a word names nothing, or a video or camera is not alone.
     """
-    from nonlocal_det.data.images import IMAGE_SUFFIXES
+    from nonlocal_det.media.image import IMAGE_SUFFIXES
 
     found: list[Path] = []
     skipped = 0
@@ -160,7 +161,7 @@ def plan_outputs(inputs: Inputs, output: str | None) -> list[Path]:
     """
     from PIL import Image
 
-    from nonlocal_det.data.video import VideoWriter
+    from nonlocal_det.media.video import VideoWriter
 
     if output is None:
         return []
@@ -320,8 +321,9 @@ def _run_pictures(
     args: argparse.Namespace,
 ) -> int:
     """Do all pictures, one at a time; return how many could not be read."""
-    from nonlocal_det.data.images import ImageError, read_image
-    from nonlocal_det.visualization import draw_instances
+    from nonlocal_det.detection.visualization.instances import draw_instances
+    from nonlocal_det.errors import ImageError
+    from nonlocal_det.media.image import read_image
 
     ids = _image_ids(pictures)
     failed = 0
@@ -364,8 +366,9 @@ def _run_video(
     args: argparse.Namespace,
 ) -> int:
     """Do a video frame by frame; return 1 if it is damaged, else 0."""
-    from nonlocal_det.data.video import VideoError, VideoReader, VideoWriter
-    from nonlocal_det.visualization import InstanceColors, draw_instances
+    from nonlocal_det.detection.visualization.instances import InstanceColors, draw_instances
+    from nonlocal_det.errors import VideoError
+    from nonlocal_det.media.video import VideoReader, VideoWriter
 
     camera = isinstance(source, int)
     try:
@@ -426,7 +429,7 @@ def _save_attention(
     say: Callable[..., None],
 ) -> None:
     """Write the pictures and weights of the blocks beside the picture's output, and say what differs."""
-    from nonlocal_det.visualization import draw_attention, save_attention
+    from nonlocal_det.attention import draw_attention, save_attention
 
     # The blocks of a head all have the same to say.
     for note in dict.fromkeys(note for block in attention for note in block.notes):
@@ -447,7 +450,7 @@ def _save_attention(
 
 
 def _recorder(predictor: Predictor) -> AttentionRecorder:
-    from nonlocal_det.visualization import AttentionRecorder
+    from nonlocal_det.attention import AttentionRecorder
 
     try:
         return AttentionRecorder(predictor.model)
@@ -477,7 +480,8 @@ def _points(wanted: Sequence[tuple[float, float] | str], instances: Instances) -
 
 
 def _check_points(pictures: Sequence[Path], wanted: Sequence[tuple[float, float] | str]) -> None:
-    from nonlocal_det.data.images import ImageError, read_image
+    from nonlocal_det.errors import ImageError
+    from nonlocal_det.media.image import read_image
 
     points = [point for point in wanted if point != "auto"]
     for picture in pictures if points else ():
@@ -493,7 +497,8 @@ def _check_points(pictures: Sequence[Path], wanted: Sequence[tuple[float, float]
 
 
 def _config(args: argparse.Namespace) -> CfgNode:
-    from nonlocal_det.config import ConfigError, get_config
+    from nonlocal_det import get_config
+    from nonlocal_det.errors import ConfigError
 
     cfg = get_config(args.config_file, args.opts)
     if not cfg.MODEL.WEIGHTS:
@@ -565,8 +570,9 @@ def _image_ids(pictures: Sequence[Path]) -> list[int]:
 
 
 def _is_video(path: Path) -> bool:
-    from nonlocal_det.data.images import IMAGE_SUFFIXES
-    from nonlocal_det.data.video import VIDEO_SUFFIXES, VideoError, VideoReader
+    from nonlocal_det.errors import VideoError
+    from nonlocal_det.media.image import IMAGE_SUFFIXES
+    from nonlocal_det.media.video import VIDEO_SUFFIXES, VideoReader
 
     suffix = path.suffix.lower()
     if suffix in VIDEO_SUFFIXES or suffix in IMAGE_SUFFIXES:

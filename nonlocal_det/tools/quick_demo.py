@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from detectron2.data import MetadataCatalog
 
-    from nonlocal_det.config import get_config
+    from nonlocal_det import get_config
     from nonlocal_det.tools import demo, train
 
     run = Path(args.output)

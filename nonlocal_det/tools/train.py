@@ -11,10 +11,10 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nonlocal_det.tools.command import UsageError, command, parse
+from nonlocal_det.errors import UsageError
+from nonlocal_det.tools.command import command, parse
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
@@ -43,10 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from detectron2.utils.logger import setup_logger
     from torch.multiprocessing.spawn import ProcessException
 
+    from nonlocal_det import get_config
     from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
-    from nonlocal_det.config import get_config
-    from nonlocal_det.data.checks import check_before_training
-    from nonlocal_det.engine import Preempted, check_run, count_processes, find_place, launch_processes
+    from nonlocal_det.engine import count_processes, find_place, launch_processes
+    from nonlocal_det.engine.task import check_run, find_task
+    from nonlocal_det.errors import Preempted
 
     # Here already, so that a mistake is found before any process starts; where torchrun or Slurm has started
     # them, the first one finds it, and says it once.
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_run(cfg, processes=processes, eval_only=args.eval_only, resume=args.resume)
         # What is found in the data belongs in the run's log, too.
         setup_logger(cfg.OUTPUT_DIR, distributed_rank=args.machine_rank * args.num_gpus, name="nonlocal_det")
-        check_before_training(cfg, eval_only=args.eval_only)
+        find_task(cfg).check_data(cfg, training=not args.eval_only)
     try:
         launch_processes(run, *where, args=(args,))
     except Preempted as stopped:
@@ -115,14 +116,14 @@ def _setup(args: argparse.Namespace) -> CfgNode:
     from detectron2.utils import comm
     from detectron2.utils.logger import setup_logger
 
-    from nonlocal_det.config import CONFIG_ROOT, get_config
+    from nonlocal_det import get_config
+    from nonlocal_det.config.loading import find_config
 
     # Again in every process: each has its own catalog of data sets.
     cfg = get_config(args.config_file, args.opts)
     cfg.freeze()
     # Upstream opens the file by this name to log it.
-    path = Path(args.config_file).expanduser()
-    args.config_file = str(path if path.is_file() else CONFIG_ROOT / path)
+    args.config_file = str(find_config(args.config_file))
     setup_logger(cfg.OUTPUT_DIR, distributed_rank=comm.get_rank(), name="nonlocal_det")
     default_setup(cfg, args)
     if cfg.MODEL.DEVICE == "cpu":

@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("detectron2")
 
-from nonlocal_det.benchmark import MeasurementError
 from nonlocal_det.benchmark.process import Runner, seconds_in_turn
+from nonlocal_det.errors import MeasurementError
 
 MIB = 1 << 20
 

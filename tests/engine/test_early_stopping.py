@@ -20,8 +20,8 @@ from detectron2.utils.events import get_event_storage
 from fvcore.nn import sigmoid_focal_loss
 
 from nonlocal_det import get_config
-from nonlocal_det.checkpoint import CheckpointError
 from nonlocal_det.engine import Trainer, launch_processes
+from nonlocal_det.errors import CheckpointError
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
 RETINANET = "Ablations/retinanet_R_50_FPN_1x_nl.yaml"

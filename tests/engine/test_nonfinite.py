@@ -15,7 +15,8 @@ from detectron2.utils.env import seed_all_rng
 
 from nonlocal_det import ConfigError, get_config
 from nonlocal_det.engine import Trainer, launch_processes
-from nonlocal_det.engine.nonfinite import NonFiniteLossError, replay_batch
+from nonlocal_det.engine.nonfinite import replay_batch
+from nonlocal_det.errors import NonFiniteLossError
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
 

@@ -15,8 +15,9 @@ from detectron2.evaluation import DatasetEvaluator
 from detectron2.utils.env import seed_all_rng
 
 from nonlocal_det import get_config
-from nonlocal_det.engine import Preempted, Trainer, launch_processes
+from nonlocal_det.engine import Trainer, launch_processes
 from nonlocal_det.engine.preemption import STOP_SIGNALS, StopRequest, stop_request
+from nonlocal_det.errors import Preempted
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
 

@@ -24,8 +24,9 @@ from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 
 from nonlocal_det import get_config
-from nonlocal_det.engine import Preempted, Trainer, launch_processes
+from nonlocal_det.engine import Trainer, launch_processes
 from nonlocal_det.engine.preemption import stop_request
+from nonlocal_det.errors import Preempted
 from nonlocal_det.layers import NonLocalBlock
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"

@@ -24,8 +24,8 @@ from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import get_event_storage
 
 from nonlocal_det import ConfigError, get_config
-from nonlocal_det.checkpoint import CheckpointError
-from nonlocal_det.engine import Preempted, Trainer, launch_processes
+from nonlocal_det.engine import Trainer, launch_processes
+from nonlocal_det.errors import CheckpointError, Preempted
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
 ITERATIONS = 7

@@ -23,7 +23,7 @@ from PIL import Image
 from torch import nn
 
 from nonlocal_det import get_config
-from nonlocal_det.data.randomness import random_states
+from nonlocal_det.data.random_states import random_states
 from nonlocal_det.engine import launch_processes
 from nonlocal_det.engine.validation import ValidationLoss
 

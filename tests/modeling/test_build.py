@@ -9,7 +9,7 @@ from detectron2.modeling import ROI_BOX_HEAD_REGISTRY
 from detectron2.modeling.roi_heads import FastRCNNConvFCHead
 
 from nonlocal_det import get_config
-from nonlocal_det.config import ConfigError
+from nonlocal_det.errors import ConfigError
 from nonlocal_det.modeling.build import build_model, build_on_meta
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"

@@ -7,7 +7,7 @@ from detectron2.config import CfgNode
 from detectron2.modeling import build_model
 
 from nonlocal_det import get_config
-from nonlocal_det.config import CONFIG_ROOT
+from nonlocal_det.config.loading import CONFIG_ROOT
 from nonlocal_det.layers import NonLocalBlock
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nonlocal_det.data.coco_file import read_coco
+from nonlocal_det.detection.annotations.coco_file import read_coco
 from nonlocal_det.tools.check_dataset import main
 
 ROOT = Path(__file__).parents[2]

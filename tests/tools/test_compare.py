@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from nonlocal_det.comparison import lock_folder
-from nonlocal_det.data.context import write_context
+from nonlocal_det.detection.synthetic.squares import write_context
+from nonlocal_det.experiments import lock_folder
 from nonlocal_det.tools.compare import main
 
 PEOPLE = "Quick/mask_keypoint_rcnn_R_50_FPN_nl_people.yaml"

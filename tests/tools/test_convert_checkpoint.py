@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from nonlocal_det import get_config
-from nonlocal_det.checkpoint.convert import SOURCES
-from nonlocal_det.checkpoint.safe import read_checkpoint
-from nonlocal_det.config import CONFIG_ROOT
+from nonlocal_det.checkpoint.reading import read_checkpoint
+from nonlocal_det.config.loading import CONFIG_ROOT
+from nonlocal_det.convert import SOURCES
 from nonlocal_det.tools.convert_checkpoint import main
 
 CONFIG = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"

@@ -17,8 +17,8 @@ from detectron2.structures import Boxes, Instances
 from PIL import Image
 from pycocotools.coco import COCO
 
-from nonlocal_det.config import get_config
-from nonlocal_det.data.images import read_image
+from nonlocal_det import get_config
+from nonlocal_det.media.image import read_image
 from nonlocal_det.tools.demo import main
 
 cv2 = pytest.importorskip("cv2")

@@ -1,0 +1,50 @@
+"""Detectron2's own checkpoints, and ours: the names are the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Draft, Pixels, Source
+from nonlocal_det.errors import CheckpointError
+
+
+def _prepare(
+    tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft
+) -> tuple[dict[str, Any], dict[str, str]]:
+    if rest.get("__author__") == "torchvision":
+        draft.pixels, draft.stride_in_1x1 = TORCHVISION_PIXELS, False
+    pixels = {}
+    for key in ("mean", "std"):
+        if (name := f"pixel_{key}") in tensors:
+            # To as many digits as float32 has, so that 103.53 is 103.53 in the config.
+            pixels[key] = tuple(float(f"{value:.6g}") for value in tensors.pop(name).flatten().tolist())
+            draft.skipped[name] = "in the config"
+    if any(value <= 0 for value in pixels.get("std", ())):
+        raise CheckpointError(f"pixel_std is {list(pixels['std'])}; pixels are divided by it")
+    if pixels:
+        known = draft.pixels or Pixels("", None, None)
+        draft.pixels = replace(known, **pixels)
+    return tensors, {name: name for name in tensors}
+
+
+DETECTRON2 = Source(
+    name="detectron2",
+    title="Detectron2",
+    marks=(r"(^|\.)res[2-5]\.\d+\.conv1\.weight$|(^|\.)(res[2-5]|keypoint_head)\.non_local_\d+\.g\.weight$",),
+    rules={r".*": "{0}"},
+    modules={name: name for name in ("theta", "phi", "g", "w_z", "w_z.norm", "w_f")},
+    places={
+        r"(?:.*\.)?(?P<place>res[2-5]\.non_local_\d+)": "{place}",
+        r"(?:.*\.)?(?P<place>keypoint_head\.non_local_\d+)": "{place}",
+    },
+    skips={
+        r"(fc|fc1000|linear)\.(weight|bias)": "ImageNet's classifier",
+        r"(?:.*\.)?cell_anchors\.\d+": "made from the config",
+    },
+    pool=("input", "embedding", "none"),
+    scale={"embedded_gaussian": (True, False), "gaussian": (True, False)},
+    bias_free=False,
+    prepare=_prepare,
+)

@@ -1,0 +1,38 @@
+"""mmaction2's ResNet3d with mmcv's NonLocal3d after a residual block."""
+
+from __future__ import annotations
+
+from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Source
+from nonlocal_det.convert.sources.mmdetection import MMCV_MODULES, MMCV_NORMS, MMCV_SCALE
+
+_BLOCK = r"(?:backbone\.)?layer(?P<layer>[1-4])\.(?P<i>\d+)\."
+
+MMACTION2 = Source(
+    name="mmaction2",
+    title="mmaction2's ResNet3d",
+    marks=(r"(^|\.)layer1\.0\.conv1\.conv\.weight$",),
+    rules={
+        r"(?:backbone\.)?conv1\.conv\.(?P<leaf>weight|bias)": "stem.conv1.{leaf}",
+        r"(?:backbone\.)?conv1\.bn\.(?P<leaf>\w+)": "stem.conv1.norm.{leaf}",
+        _BLOCK + r"conv(?P<n>[1-3])\.conv\.(?P<leaf>weight|bias)": "res{stage}.{i}.conv{n}.{leaf}",
+        _BLOCK + r"conv(?P<n>[1-3])\.bn\.(?P<leaf>\w+)": "res{stage}.{i}.conv{n}.norm.{leaf}",
+        _BLOCK + r"downsample\.conv\.(?P<leaf>weight|bias)": "res{stage}.{i}.shortcut.{leaf}",
+        _BLOCK + r"downsample\.bn\.(?P<leaf>\w+)": "res{stage}.{i}.shortcut.norm.{leaf}",
+    },
+    modules=MMCV_MODULES,
+    places={
+        r"(?:backbone\.)?layer(?P<layer>[1-4])\.(?P<after>\d+)\.non_local_block": (
+            "res{stage}.non_local_{place}"
+        )
+    },
+    skips={r"(cls_head|roi_head)\..*": "the classifier of videos"},
+    pool="by name",
+    scale=MMCV_SCALE,
+    block_norms=MMCV_NORMS,
+    bias_before_norm=False,
+    norm="BN",
+    pixels=TORCHVISION_PIXELS,
+    stride_in_1x1=False,
+    unpadded_pool=False,
+    net_notes=('the ResNet is taken to be of style "pytorch", as the file does not say',),
+)

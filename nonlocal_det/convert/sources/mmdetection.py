@@ -1,0 +1,85 @@
+"""mmcv's NonLocal2d, alone or as a plugin of mmdetection's ResNet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Draft, Pixels, Source
+from nonlocal_det.convert.sources.torchvision_resnet import RESNET_RULES
+from nonlocal_det.errors import CheckpointError
+
+# ConvModule: a conv and its norm, under the norm's kind. A pooled one is the first of a Sequential.
+MMCV_MODULES = {
+    "theta.conv": "theta",
+    "phi.conv": "phi",
+    "phi.0.conv": "phi",
+    "g.conv": "g",
+    "g.0.conv": "g",
+    "conv_out.conv": "w_z",
+    "conv_out.bn": "w_z.norm",
+    "conv_out.gn": "w_z.norm",
+    "concat_project.conv": "w_f",
+}
+MMCV_NORMS = {"conv_out.bn": "BN", "conv_out.gn": "GN"}
+# use_scale is for the embedded form alone.
+MMCV_SCALE = {"embedded_gaussian": (True, False), "gaussian": (False,)}
+_WB = r"\.(?P<leaf>weight|bias)"
+# Faster and Mask R-CNN with FPN, from mmdetection 2: classes in Detectron2's order, the background last.
+_DETECTOR_RULES = {
+    r"neck\.lateral_convs\.(?P<level>[0-3])\.conv" + _WB: "backbone.fpn_lateral{stage}.{leaf}",
+    r"neck\.fpn_convs\.(?P<level>[0-3])\.conv" + _WB: "backbone.fpn_output{stage}.{leaf}",
+    r"rpn_head\.rpn_conv" + _WB: "proposal_generator.rpn_head.conv.{leaf}",
+    r"rpn_head\.rpn_cls" + _WB: "proposal_generator.rpn_head.objectness_logits.{leaf}",
+    r"rpn_head\.rpn_reg" + _WB: "proposal_generator.rpn_head.anchor_deltas.{leaf}",
+    r"roi_head\.bbox_head\.shared_fcs\.(?P<i>\d)" + _WB: "roi_heads.box_head.fc{next}.{leaf}",
+    r"roi_head\.bbox_head\.fc_cls" + _WB: "roi_heads.box_predictor.cls_score.{leaf}",
+    r"roi_head\.bbox_head\.fc_reg" + _WB: "roi_heads.box_predictor.bbox_pred.{leaf}",
+    r"roi_head\.mask_head\.convs\.(?P<i>\d)\.conv" + _WB: "roi_heads.mask_head.mask_fcn{next}.{leaf}",
+    r"roi_head\.mask_head\.upsample" + _WB: "roi_heads.mask_head.deconv.{leaf}",
+    r"roi_head\.mask_head\.conv_logits" + _WB: "roi_heads.mask_head.predictor.{leaf}",
+}
+_CAFFE_PIXELS = Pixels("BGR", (103.53, 116.28, 123.675), (1.0, 1.0, 1.0))
+
+
+def _prepare(
+    tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft
+) -> tuple[dict[str, Any], dict[str, str]]:
+    meta = rest.get("meta")
+    meta = meta if isinstance(meta, Mapping) else {}
+    config = next((meta[key] for key in ("cfg", "config") if isinstance(meta.get(key), str)), "")
+    caffe = re.search(r"style=['\"]caffe['\"]", config) is not None
+    names: dict[str, str] = {}
+    for name in tensors:
+        short = name.removeprefix("backbone.")
+        if short in names:
+            raise CheckpointError(f"both {names[short]} and {name} are {short} of the backbone")
+        names[short] = name
+    draft.pixels = _CAFFE_PIXELS if caffe else TORCHVISION_PIXELS
+    draft.stride_in_1x1 = caffe
+    where = "as the config in the file says" if config else "as the file does not say otherwise"
+    draft.net_notes.append(f'the ResNet is taken to be of style "{"caffe" if caffe else "pytorch"}", {where}')
+    return {short: tensors[name] for short, name in names.items()}, names
+
+
+MMDETECTION = Source(
+    name="mmdetection",
+    title="mmdetection and mmcv's NonLocal2d",
+    marks=(r"(^|\.)conv_out\.conv\.weight$|^backbone\.layer1\.0\.conv1\.weight$",),
+    rules={**RESNET_RULES, **_DETECTOR_RULES},
+    modules=MMCV_MODULES,
+    places={r"layer(?P<layer>[1-4])\.(?P<after>\d+)\.nonlocal_block\w*": "res{stage}.non_local_{place}"},
+    inside_branch=r"layer[1-4]\.\d+\.nonlocal_block\w*",
+    skips={
+        r"(bbox_head|mask_head|decode_head|auxiliary_head)\..*": "a head that Detectron2 has no equal of",
+        r"(backbone\.)?fc\.(weight|bias)": "ImageNet's classifier",
+    },
+    pool="by name",
+    scale=MMCV_SCALE,
+    block_norms=MMCV_NORMS,
+    bias_before_norm=False,
+    norm="BN",
+    unpadded_pool=False,
+    prepare=_prepare,
+)

@@ -1,0 +1,60 @@
+"""The block of Non-local_pytorch, in any net or in a ResNet with torchvision's names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from nonlocal_det.convert.draft import Draft, Source
+from nonlocal_det.convert.sources.torchvision_resnet import RESNET_RULES
+
+_MEMBER = re.compile(r"layer(?P<layer>[1-4])\.(?P<i>\d+)\.(?P<rest>.+)")
+
+
+def _prepare(
+    tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Number the residual blocks of a stage again where non-local blocks were put between them."""
+    members = {name: match for name in tensors if (match := _MEMBER.fullmatch(name))}
+    inserted = {
+        (m["layer"], int(m["i"])) for m in members.values() if re.match(r"g\.(0\.)?(weight|bias)$", m["rest"])
+    }
+    renamed = {}
+    for name in tensors:
+        match = members.get(name)
+        if match is None:
+            renamed[name] = name
+            continue
+        layer, i = match["layer"], int(match["i"])
+        number = i - sum(other < i for where, other in inserted if where == layer)
+        kind = "before" if (layer, i) in inserted else ""
+        renamed[f"layer{layer}.{kind}{number}.{match['rest']}"] = name
+    return {new: tensors[name] for new, name in renamed.items()}, renamed
+
+
+NONLOCAL_PYTORCH = Source(
+    name="nonlocal_pytorch",
+    title="Non-local_pytorch",
+    marks=(r"(^|\.)g\.(0\.)?(weight|bias)$", r"(^|\.)W\.(0\.)?(weight|bias)$"),
+    rules=RESNET_RULES,
+    modules={
+        "theta": "theta",
+        "phi": "phi",
+        "phi.0": "phi",
+        "g": "g",
+        "g.0": "g",
+        "W": "w_z",
+        "W.0": "w_z",
+        "W.1": "w_z.norm",
+        "concat_project.0": "w_f",
+    },
+    places={r"layer(?P<layer>[1-4])\.before(?P<place>\d+)": "res{stage}.non_local_{place}"},
+    skips={r"fc\.(weight|bias)": "the classifier"},
+    pool="by name",
+    scale={"embedded_gaussian": (False,), "gaussian": (False,)},
+    block_norms={"W.1": "BN"},
+    followed={"W.0": ("W.1",)},
+    unpadded_pool=False,
+    prepare=_prepare,
+)

@@ -1,0 +1,41 @@
+"""SlowFast's nets of one pathway (C2D, I3D, Slow) and its Nonlocal block."""
+
+from __future__ import annotations
+
+from nonlocal_det.convert.draft import KINETICS_PIXELS, Source
+
+_BLOCK = r"s(?P<stage>[2-5])\.pathway0_res(?P<i>\d+)\."
+
+SLOWFAST = Source(
+    name="slowfast",
+    title="SlowFast",
+    marks=(r"(^|\.)conv_theta\.(weight|bias)$|^s2\.pathway0_res0\.branch2\.a\.weight$",),
+    rules={
+        r"s1\.pathway0_stem\.conv\.(?P<leaf>weight|bias)": "stem.conv1.{leaf}",
+        r"s1\.pathway0_stem\.bn\.(?P<leaf>\w+)": "stem.conv1.norm.{leaf}",
+        _BLOCK + r"branch2\.(?P<abc>[abc])\.(?P<leaf>weight|bias)": "res{stage}.{i}.conv{n}.{leaf}",
+        _BLOCK + r"branch2\.(?P<abc>[abc])_bn\.(?P<leaf>\w+)": "res{stage}.{i}.conv{n}.norm.{leaf}",
+        _BLOCK + r"branch1\.(?P<leaf>weight|bias)": "res{stage}.{i}.shortcut.{leaf}",
+        _BLOCK + r"branch1_bn\.(?P<leaf>\w+)": "res{stage}.{i}.shortcut.norm.{leaf}",
+    },
+    modules={
+        "conv_theta": "theta",
+        "conv_phi": "phi",
+        "conv_g": "g",
+        "conv_out": "w_z",
+        "bn": "w_z.norm",
+        "norm": "w_z.norm",
+    },
+    places={r"s(?P<stage>[2-5])\.pathway0_nonlocal(?P<after>\d+)": "res{stage}.non_local_{place}"},
+    skips={r"head\..*": "the classifier of videos"},
+    # The pool has no weights; SlowFast's own configs have one.
+    pool=("input", "none"),
+    scale={"embedded_gaussian": (True,)},
+    block_norms={"bn": "BN", "norm": "BN"},
+    followed={"conv_out": ("bn", "norm")},
+    norm="BN",
+    pixels=KINETICS_PIXELS,
+    stride_in_1x1=False,
+    unpadded_pool=False,
+    net_notes=("the stride of a stage is taken to be in the 3x3 conv (SlowFast's STRIDE_1X1 False)",),
+)

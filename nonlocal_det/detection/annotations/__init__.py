@@ -1,0 +1,1 @@
+"""Annotation files in COCO's format: reading, checking, fixing, writing."""

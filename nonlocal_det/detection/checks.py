@@ -1,0 +1,147 @@
+"""What can be wrong with a detector's settings, with its parts, and with data sets for it."""
+
+from __future__ import annotations
+
+from detectron2.config import CfgNode
+from detectron2.data import MetadataCatalog
+from detectron2.modeling import (
+    ANCHOR_GENERATOR_REGISTRY,
+    BACKBONE_REGISTRY,
+    META_ARCH_REGISTRY,
+    PROPOSAL_GENERATOR_REGISTRY,
+    ROI_BOX_HEAD_REGISTRY,
+    ROI_HEADS_REGISTRY,
+    ROI_KEYPOINT_HEAD_REGISTRY,
+    ROI_MASK_HEAD_REGISTRY,
+    RPN_HEAD_REGISTRY,
+)
+
+from nonlocal_det.config.messages import check_choice, config_error
+from nonlocal_det.detection.config import KEYPOINT_HEAD, detector_key, detector_node
+from nonlocal_det.errors import ConfigError
+
+__all__ = ["check_classes", "check_parts", "check_settings"]
+
+_REGISTRIES = {
+    "MODEL.META_ARCHITECTURE": META_ARCH_REGISTRY,
+    "MODEL.BACKBONE.NAME": BACKBONE_REGISTRY,
+    "MODEL.ANCHOR_GENERATOR.NAME": ANCHOR_GENERATOR_REGISTRY,
+}
+_REGISTRIES_OF_RCNN = {
+    "MODEL.PROPOSAL_GENERATOR.NAME": PROPOSAL_GENERATOR_REGISTRY,
+    "MODEL.RPN.HEAD_NAME": RPN_HEAD_REGISTRY,
+    "MODEL.ROI_HEADS.NAME": ROI_HEADS_REGISTRY,
+    "MODEL.ROI_BOX_HEAD.NAME": ROI_BOX_HEAD_REGISTRY,
+    "MODEL.ROI_MASK_HEAD.NAME": ROI_MASK_HEAD_REGISTRY,
+    "MODEL.ROI_KEYPOINT_HEAD.NAME": ROI_KEYPOINT_HEAD_REGISTRY,
+}
+# Names that are in no registry: C4's ROI heads have no box head.
+_UNREGISTERED = {
+    "MODEL.PROPOSAL_GENERATOR.NAME": ["PrecomputedProposals"],
+    "MODEL.ROI_BOX_HEAD.NAME": [""],
+}
+# What Detectron2 takes, without the weighted samplers: our loader knows no order for them. Other values it
+# finds late, or takes for "none".
+_CHOICES_IN_TRAINING = {
+    "DATALOADER.SAMPLER_TRAIN": (
+        "TrainingSampler",
+        "RepeatFactorTrainingSampler",
+        "RandomSubsetTrainingSampler",
+    ),
+    "INPUT.RANDOM_FLIP": ("horizontal", "vertical", "none"),
+    "INPUT.MIN_SIZE_TRAIN_SAMPLING": ("choice", "range"),
+    "INPUT.CROP.TYPE": ("relative_range", "relative", "absolute", "absolute_range"),
+    "INPUT.MASK_FORMAT": ("polygon", "bitmask"),
+}
+
+
+def check_settings(cfg: CfgNode) -> None:
+    """Refuse settings that are wrong, or that Detectron2 would silently ignore.
+
+    Raises:
+        ConfigError: the first thing found.
+    """
+    _check_keypoint_head(cfg)
+    if cfg.TEST.AUG.ENABLED and (cfg.MODEL.KEYPOINT_ON or cfg.MODEL.META_ARCHITECTURE != "GeneralizedRCNN"):
+        what = "keypoints" if cfg.MODEL.KEYPOINT_ON else cfg.MODEL.META_ARCHITECTURE
+        raise config_error(
+            "TEST.AUG.ENABLED", True, f"Detectron2 has no test-time augmentation for {what}; write False"
+        )
+
+
+def _check_keypoint_head(cfg: CfgNode) -> None:
+    node = cfg.MODEL.NONLOCAL
+    head = cfg.MODEL.ROI_KEYPOINT_HEAD
+    every = node.KEYPOINT_HEAD
+    if every < 0:
+        raise config_error(
+            "MODEL.NONLOCAL.KEYPOINT_HEAD", every, "must be 0 (none) or more; the paper's is 2"
+        )
+    if every and node.BLOCK == "residual":
+        raise config_error(
+            "MODEL.NONLOCAL.BLOCK",
+            node.BLOCK,
+            "the keypoint head has no residual blocks to take after, and MODEL.NONLOCAL.KEYPOINT_HEAD is "
+            f'{every}; write "non_local", or 0 there',
+        )
+    if every and not cfg.MODEL.KEYPOINT_ON:
+        raise config_error(
+            "MODEL.NONLOCAL.KEYPOINT_HEAD",
+            every,
+            "would be ignored, as MODEL.KEYPOINT_ON is False; write MODEL.KEYPOINT_ON True, or 0 here",
+        )
+    if every and head.NAME != KEYPOINT_HEAD:
+        raise config_error(
+            "MODEL.NONLOCAL.KEYPOINT_HEAD",
+            every,
+            f'would be ignored, as MODEL.ROI_KEYPOINT_HEAD.NAME is "{head.NAME}"; '
+            f'write "{KEYPOINT_HEAD}" there',
+        )
+    if cfg.MODEL.KEYPOINT_ON and head.NAME == KEYPOINT_HEAD:
+        if not every:
+            raise config_error(
+                "MODEL.NONLOCAL.KEYPOINT_HEAD",
+                every,
+                f"no block would be inserted into {KEYPOINT_HEAD}; write 2 (a block after every 2 convs), or "
+                'MODEL.ROI_KEYPOINT_HEAD.NAME "KRCNNConvDeconvUpsampleHead"',
+            )
+        if every > len(head.CONV_DIMS):
+            raise config_error(
+                "MODEL.NONLOCAL.KEYPOINT_HEAD",
+                every,
+                f"no block would be inserted, as the head has {len(head.CONV_DIMS)} convs "
+                "(MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS); write that number or less, such as 2",
+            )
+
+
+def check_parts(cfg: CfgNode, *, training: bool) -> None:
+    """Check the names of what a detector is made of, and in training the choices of its loader.
+
+    Raises:
+        ConfigError: one is not known.
+    """
+    of_rcnn = cfg.MODEL.META_ARCHITECTURE == "GeneralizedRCNN"
+    for key, registry in {**_REGISTRIES, **(_REGISTRIES_OF_RCNN if of_rcnn else {})}.items():
+        check_choice(cfg, key, [*sorted(name for name, _ in registry), *_UNREGISTERED.get(key, [])])
+    for key, right in _CHOICES_IN_TRAINING.items() if training else ():
+        check_choice(cfg, key, right)
+
+
+def check_classes(cfg: CfgNode, key: str, name: str) -> None:
+    """Check what a data set is known for against the model, which would fail in its first loss.
+
+    Raises:
+        ConfigError: it has more classes than the model, or no keypoints where the model has.
+    """
+    metadata = MetadataCatalog.get(name)
+    classes = metadata.get("thing_classes")
+    head, count = f"{detector_key(cfg)}.NUM_CLASSES", detector_node(cfg).NUM_CLASSES
+    if classes and count < len(classes):
+        raise ConfigError(
+            f"{head} is {count}: {key} names {name!r} with {len(classes)} classes; write {len(classes)}"
+        )
+    if cfg.MODEL.KEYPOINT_ON and classes and not metadata.get("keypoint_names"):
+        raise ConfigError(
+            f"{key} names {name!r}: it has no keypoints, and MODEL.KEYPOINT_ON is True; write one that has, "
+            'such as "keypoints_coco_2017_train"'
+        )

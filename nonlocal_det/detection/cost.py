@@ -1,0 +1,138 @@
+"""What a detector costs for one image, whatever it would find there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from detectron2.modeling import GeneralizedRCNN, RetinaNet
+from detectron2.modeling.roi_heads import CascadeROIHeads, Res5ROIHeads, StandardROIHeads
+from torch import Tensor, nn
+
+from nonlocal_det.errors import ConfigError
+from nonlocal_det.modeling.flops import Flops, count_flops
+
+__all__ = ["DETECTIONS", "PROPOSALS", "count_detector_flops"]
+
+PROPOSALS = 1000
+DETECTIONS = 100
+
+
+def count_detector_flops(
+    model: nn.Module, height: int, width: int, proposals: int = PROPOSALS, detections: int = DETECTIONS
+) -> Flops:
+    """Count the multiply-adds of a detector for one image, whatever the detector would find there.
+
+    The backbone and the dense head run on an image. The heads of regions run on one region, and are
+    multiplied by how many there are: their cost is the same for each. Not counted, and the same with and
+    without blocks: cropping regions out of maps, decoding and suppressing boxes.
+
+    Args:
+        model: a GeneralizedRCNN with a RPN, or a RetinaNet, in eval mode.
+        height: of the image after resizing and padding, pixels.
+        width: of the image, pixels.
+        proposals: regions that the box head gets.
+        detections: regions that the mask and keypoint heads get.
+
+    Returns:
+        The parts "backbone", "rpn_head" or "head", and "box_head", "mask_head", "keypoint_head" as far as
+        the model has them.
+
+    Raises:
+        ConfigError: another kind of model.
+    """
+    if isinstance(model, RetinaNet):
+        dense = _Dense(model.backbone, model.head_in_features, head=model.head)
+    elif isinstance(model, GeneralizedRCNN) and hasattr(model.proposal_generator, "rpn_head"):
+        rpn = model.proposal_generator
+        dense = _Dense(model.backbone, rpn.in_features, rpn_head=rpn.rpn_head)
+    else:
+        raise ConfigError(
+            f"MODEL.META_ARCHITECTURE makes a {type(model).__name__}, whose parts are not known; write "
+            '"GeneralizedRCNN" (with a RPN) or "RetinaNet"'
+        )
+    device = next(model.parameters()).device
+    flops = count_flops(dense, torch.zeros(1, 3, height, width, device=device))
+    if isinstance(model, GeneralizedRCNN):
+        for name, (part, shape) in _region_parts(model).items():
+            one = count_flops(part, torch.zeros(1, *shape, device=device))
+            flops.parts[name] = one.total * (proposals if name == "box_head" else detections)
+            flops.uncounted |= one.uncounted
+    return flops
+
+
+class _Dense(nn.Module):
+    """A backbone and one head on its maps."""
+
+    def __init__(self, backbone: nn.Module, features: list[str], **head: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        (self._head_name,) = head
+        self.add_module(self._head_name, head[self._head_name])
+        self._features = features
+
+    def forward(self, image: Tensor) -> Any:
+        maps = self.backbone(image)
+        return getattr(self, self._head_name)([maps[name] for name in self._features])
+
+
+class _Region(nn.Module):
+    """What a head does to the cropped features [R, C, H, W] of regions."""
+
+    def __init__(self, call: Callable[[Tensor], Any], **modules: nn.Module) -> None:
+        super().__init__()
+        self._call = call
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, features: Tensor) -> Any:
+        return self._call(features)
+
+
+def _region_parts(model: GeneralizedRCNN) -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    """The heads that see regions, by name, with the shape (C, H, W) of what they get for one."""
+    heads, maps = model.roi_heads, model.backbone.output_shape()
+    if isinstance(heads, Res5ROIHeads):
+        shape = (maps[heads.in_features[0]].channels, *_size(heads.pooler))
+        parts = {
+            "box_head": _Region(
+                lambda x: heads.box_predictor(heads.res5(x).mean(dim=[2, 3])),
+                res5=heads.res5,
+                predictor=heads.box_predictor,
+            )
+        }
+        if heads.mask_on:
+            parts["mask_head"] = _Region(
+                lambda x: heads.mask_head.layers(heads.res5(x)), res5=heads.res5, head=heads.mask_head
+            )
+        return {name: (part, shape) for name, part in parts.items()}
+    if isinstance(heads, CascadeROIHeads) or not isinstance(heads, StandardROIHeads):
+        raise ConfigError(
+            f"MODEL.ROI_HEADS.NAME is {type(heads).__name__!r}, whose parts are not known; write "
+            '"StandardROIHeads" or "Res5ROIHeads"'
+        )
+    parts = {
+        "box_head": (
+            _Region(
+                lambda x: heads.box_predictor(heads.box_head(x)),
+                head=heads.box_head,
+                predictor=heads.box_predictor,
+            ),
+            (maps[heads.box_in_features[0]].channels, *_size(heads.box_pooler)),
+        )
+    }
+    for name in ("mask", "keypoint"):
+        if getattr(heads, f"{name}_on"):
+            head = getattr(heads, f"{name}_head")
+            shape = (
+                maps[getattr(heads, f"{name}_in_features")[0]].channels,
+                *_size(getattr(heads, f"{name}_pooler")),
+            )
+            parts[f"{name}_head"] = _Region(head.layers, head=head), shape
+    return parts
+
+
+def _size(pooler: nn.Module) -> tuple[int, int]:
+    size = pooler.output_size
+    return (size, size) if isinstance(size, int) else tuple(size)

@@ -1,0 +1,152 @@
+"""The loaders of detection: what Detectron2 loads, in an order that can go on, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.data import (
+    DatasetMapper,
+    MetadataCatalog,
+    build_detection_test_loader,
+    build_detection_train_loader,
+)
+from detectron2.utils import comm
+from torch.utils.data import DataLoader
+
+from nonlocal_det.data.loader import TrainLoader, named_reason
+from nonlocal_det.data.order import EpochOrder
+from nonlocal_det.errors import ConfigError
+from nonlocal_det.media.folders import outside
+from nonlocal_det.media.image import PictureMapper
+
+__all__ = ["build_test_loader", "build_train_loader", "build_validation_loader"]
+
+logger = logging.getLogger(__name__)
+
+
+def build_train_loader(cfg: CfgNode, seed: int) -> TrainLoader:
+    """Return the loader for what Detectron2's ``build_detection_train_loader(cfg)`` loads.
+
+    Args:
+        cfg: the config.
+        seed: that of order and augmentation.
+
+    Raises:
+        TypeError: a data set is a stream, which has no order, or the sampler is not known.
+        ConfigError: images without a size are to be grouped by it (DATALOADER.ASPECT_RATIO_GROUPING), or a
+            picture lies outside its image folder (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT).
+    """
+    parts = build_detection_train_loader.from_config(cfg)
+    dataset, processes = parts["dataset"], comm.get_world_size()
+    _check_picture_paths(cfg, cfg.DATASETS.TRAIN, dataset)
+    try:
+        groups = [int(x["width"] > x["height"]) for x in dataset] if parts["aspect_ratio_grouping"] else None
+    except KeyError as error:
+        raise ConfigError(
+            f"DATALOADER.ASPECT_RATIO_GROUPING is True: {cfg.DATASETS.TRAIN} has an image without {error}; "
+            "give every image its size, or write False"
+        ) from error
+    return TrainLoader(
+        dataset,
+        PictureMapper(parts["mapper"]),
+        EpochOrder.like(parts["sampler"], len(dataset)),
+        seed=seed,
+        batch_size=parts["total_batch_size"] // processes,
+        groups=groups,
+        check=_check_sample,
+        num_workers=parts["num_workers"],
+        rank=comm.get_rank(),
+        processes=processes,
+        max_bad_fraction=cfg.DATALOADER.MAX_BAD_FRACTION,
+    )
+
+
+def _check_sample(content: Any) -> None:
+    """Refuse annotations that would spoil the weights."""
+    instances = content.get("instances") if isinstance(content, dict) else None
+    for field in ("gt_boxes", "gt_keypoints"):
+        if instances is not None and instances.has(field):
+            values = getattr(instances.get(field), "tensor", None)
+            if values is not None and not torch.isfinite(values).all():
+                raise ValueError(f"{field} has numbers that are not finite")
+
+
+def build_test_loader(cfg: CfgNode, dataset: str) -> DataLoader:
+    """Return Detectron2's loader, which reads no file that it should not.
+
+    Args:
+        cfg: the config.
+        dataset: a registered data set.
+
+    Raises:
+        ConfigError: a picture lies outside the image folder (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT).
+    """
+    parts = build_detection_test_loader.from_config(cfg, dataset)
+    _check_picture_paths(cfg, [dataset], parts["dataset"])
+    parts["mapper"] = PictureMapper(parts["mapper"])
+    return build_detection_test_loader(**parts)
+
+
+def build_validation_loader(cfg: CfgNode, dataset: str) -> DataLoader | None:
+    """Return the loader of the evaluation with ground truth, resized as there; None without annotations.
+
+    Args:
+        cfg: the config.
+        dataset: a registered data set.
+    """
+    mapper = DatasetMapper(**{**DatasetMapper.from_config(cfg, is_train=False), "is_train": True})
+    parts = build_detection_test_loader.from_config(cfg, dataset, mapper=_OrReason(PictureMapper(mapper)))
+    objects = [
+        obj for record in parts["dataset"] for obj in record.get("annotations", ()) if not obj.get("iscrowd")
+    ]
+    if not objects:
+        logger.info("%s has no annotations to compute a validation loss with", dataset)
+        return None
+    if any(isinstance(obj.get("segmentation"), dict) for obj in objects):
+        # INPUT.MASK_FORMAT is that of the training data. An RLE cannot become polygons.
+        mapper.instance_mask_format = "bitmask"
+    return build_detection_test_loader(**parts)
+
+
+class _OrReason:
+    """Maps an image, or returns one line that says why it cannot be."""
+
+    def __init__(self, mapper: Callable[[Any], Any]) -> None:
+        self._mapper = mapper
+
+    def __call__(self, record: Mapping[str, Any]) -> Any:
+        try:
+            return self._mapper(record)
+        except MemoryError:
+            raise
+        except Exception as error:  # impossible annotations raise nearly every type
+            return ": ".join(named_reason(record, error))
+
+
+def _check_picture_paths(cfg: CfgNode, names: Sequence[str], images: Sequence[Mapping[str, Any]]) -> None:
+    """Check that all pictures lie in the image folders of their data sets, as far as those are known.
+
+    Args:
+        cfg: a config with DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT.
+        names: the data sets.
+        images: their dataset dicts.
+
+    Raises:
+        ConfigError: a picture lies outside; the message has the first one.
+    """
+    roots = [MetadataCatalog.get(name).get("image_root") for name in names]
+    if cfg.DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT or not isinstance(images, list) or None in roots:
+        return
+    named = [image for image in images if isinstance(image.get("file_name"), str)]
+    found = outside([image["file_name"] for image in named], roots)
+    if found:
+        first = named[found[0]]
+        raise ConfigError(
+            f"DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT is False: image {first.get('image_id')} of "
+            f"{', '.join(names)} leads out of the image folder {', '.join(map(str, roots))}: "
+            f"{first['file_name']} ({len(found)} of {len(named)} images); correct file_name, or write True"
+        )

@@ -1,0 +1,1 @@
+"""Heads with non-local blocks."""

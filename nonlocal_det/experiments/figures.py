@@ -1,0 +1,190 @@
+"""Figures of a comparison: training curves (the paper's Figure 4), and accuracy against distance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nonlocal_det.experiments.outcomes import Outcome
+
+__all__ = ["draw_curves", "draw_distance"]
+
+# Told apart by colour-blind readers, too.
+_COLORS = ("0.35", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
+_DASHES = ("-", "--", ":")
+_FEW = 4
+"""Up to so many names of lines stand inside the axes."""
+
+
+def draw_curves(
+    path: str | os.PathLike[str],
+    outcomes: Sequence[Outcome],
+    labels: Mapping[str, str],
+    arms: Sequence[str] = (),
+) -> bool:
+    """Draw the total training loss against the iteration: a thin line a run, a thick one for their mean.
+
+    The mean is that of the finished runs, as in the table; a run that ended early has a thin line alone.
+
+    Args:
+        path: a .png file.
+        outcomes: runs of any arms.
+        labels: name of an arm -> its label, of all arms: an arm has the colour of its place here.
+        arms: names of those to draw; all by default.
+
+    Returns:
+        Whether there was anything to draw.
+    """
+    curves = {name: [] for name in labels if name in arms or not arms}
+    for outcome in outcomes:
+        if outcome.arm in curves and len(outcome.curve) > 1:
+            curves[outcome.arm].append(outcome)
+    if not any(curves.values()):
+        return False
+    figure, (axis,) = _figure(1)
+    for name, style in _styles(labels).items():
+        runs = curves.get(name)
+        if not runs:
+            continue
+        whole = [dict(run.curve) for run in runs if run.finished]
+        for run in runs:
+            if not (run.finished and len(whole) == 1):
+                axis.plot(*zip(*run.curve, strict=True), **style, linewidth=0.6, alpha=0.35)
+        steps = sorted(set.intersection(*map(set, whole))) if whole else []
+        mean = [np.mean([run[step] for run in whole]) for step in steps]
+        axis.plot(steps, mean, **style, linewidth=1.8, label=f"{labels[name]} ({_seeds(len(whole))})")
+    axis.set_ylim(bottom=0)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_xlabel("iteration")
+    axis.set_ylabel("training loss")
+    _legend([axis], "upper right")
+    figure.savefig(path, format="png")
+    return True
+
+
+def draw_distance(
+    path: str | os.PathLike[str], outcomes: Sequence[Outcome], labels: Mapping[str, str]
+) -> bool:
+    """Draw how often class or side is right, and box AP, against the distance to what tells it.
+
+    A dot is the mean over the seeds of an arm, and the bar through it goes from the lowest seed to the
+    highest. Below each range of distances stands the number of objects in it.
+
+    Args:
+        path: a .png file.
+        outcomes: runs of the arms to draw.
+        labels: name of an arm -> its label, in the order of the legend.
+
+    Returns:
+        Whether there was anything to draw: only some data sets tell distances.
+    """
+    probed = {key for outcome in outcomes if outcome.arm in labels for key in outcome.probes}
+    key = next((key for key in _DISTANCES if key in probed), None)
+    if key is None:
+        return False
+    distance, panels = _DISTANCES[key]
+    rows = {
+        name: [one.probes[key] for one in outcomes if one.arm == name and key in one.probes]
+        for name in labels
+    }
+    drawn = [name for name in labels if rows[name]]
+    bins = {row["low"]: row for name in drawn for run in rows[name] for row in run}
+    lows = sorted(bins)
+    figure, axes = _figure(len(panels))
+    # Arms stand side by side in each range, so that one does not hide another.
+    shifts = dict(zip(drawn, np.arange(len(drawn)) - (len(drawn) - 1) / 2, strict=True))
+    width = min(0.08, 0.6 / len(drawn))
+    if key == "distance":
+        axes[0].axhline(50, color="0.6", linewidth=1, linestyle="--", label="chance")
+    for name, style in _styles(labels).items():
+        if name not in shifts:
+            continue
+        positions = np.arange(len(lows)) + width * shifts[name]
+        label = f"{labels[name]} ({_seeds(len(rows[name]))})"
+        for axis, figure_of in zip(axes, panels.values(), strict=True):
+            lowest, mean, highest = np.transpose([_spread(rows[name], low, figure_of) for low in lows])
+            axis.plot(positions, mean, **style, marker="o", markersize=4.5, linewidth=1.2, label=label)
+            axis.vlines(positions, lowest, highest, color=style["color"], linewidth=2.5, alpha=0.45)
+    for axis, what in zip(axes, panels, strict=True):
+        axis.set_xticks(range(len(lows)), [_range(bins[low]) for low in lows])
+        axis.set_xlabel(distance)
+        axis.set_ylabel(what)
+        axis.set_ylim(0, 104)
+    _legend(axes, "best")
+    figure.savefig(path, format="png")
+    return True
+
+
+def _percent_right(row: Mapping[str, Any]) -> float | None:
+    return 100 * row["right"] / row["found"] if row["found"] else None
+
+
+def _ap(row: Mapping[str, Any]) -> float | None:
+    return row["AP"]
+
+
+# Key of a probe by distance -> the name of that distance, then panels: their names and figures. There is no
+# chance level for sides: what looks alike to a model it may put in one place, which is not right.
+_DISTANCES: dict[str, tuple[str, dict[str, Callable[[Mapping[str, Any]], float | None]]]] = {
+    "distance": (
+        "distance to the disc (pixels)",
+        {"class right (% of the squares found)": _percent_right, "box AP": _ap},
+    ),
+    "sides": ("distance to the head (pixels)", {"sides right (% of the pairs found)": _percent_right}),
+}
+
+
+def _spread(
+    runs: Sequence[Sequence[Mapping[str, Any]]],
+    low: float,
+    figure_of: Callable[[Mapping[str, Any]], float | None],
+) -> tuple[float, float, float]:
+    """Return the lowest, the mean and the highest figure of the runs in the range that starts at ``low``."""
+    values = [figure_of(row) for run in runs for row in run if row["low"] == low]
+    found = [value for value in values if value is not None]
+    return (min(found), float(np.mean(found)), max(found)) if found else (np.nan, np.nan, np.nan)
+
+
+def _range(row: Mapping[str, Any]) -> str:
+    ends = f"{row['low']:.0f}+" if row["high"] is None else f"{row['low']:.0f} to {row['high']:.0f}"
+    return f"{ends}\nn = {row['objects']}"
+
+
+def _styles(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return a line style for each arm, by its place."""
+    count = len(_COLORS)
+    return {
+        name: {"color": _COLORS[place % count], "linestyle": _DASHES[place // count % len(_DASHES)]}
+        for place, name in enumerate(labels)
+    }
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'' if count == 1 else 's'}"
+
+
+def _legend(axes: Sequence[Any], place: str) -> None:
+    """Name the lines of the first axes: inside them, or right of the last where there are many."""
+    handles, names = axes[0].get_legend_handles_labels()
+    if len(names) <= _FEW:
+        axes[0].legend(handles, names, frameon=False, fontsize=9, loc=place)
+    else:
+        axes[0].figure.set_figwidth(axes[0].figure.get_figwidth() + 2.6)
+        axes[-1].legend(handles, names, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _figure(columns: int) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # not pyplot: it would choose a backend
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6 if columns == 1 else 9.5, 3.6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color="0.9")
+        axis.set_axisbelow(True)
+    return figure, axes

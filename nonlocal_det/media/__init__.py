@@ -1,0 +1,1 @@
+"""Pictures and videos: reading, writing, orientation, limits."""
