@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["hash_file", "write_whole"]
+__all__ = ["hash_file", "whole_file", "write_whole"]
 
 
 class _HashingFile:
@@ -75,6 +76,35 @@ def write_whole(
         raise
     _sync_folder(path.parent)
     return hashing.hexdigest()
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a path to write to, whose file gets its name when all of it is written.
+
+    For libraries that open files themselves; :func:`write_whole` gives a file object. Several together appear
+    only if all were written: enter them in one :class:`contextlib.ExitStack`, the last to appear first.
+
+    Args:
+        path: the file; one that is there is replaced.
+
+    Yields:
+        A hidden path beside it, with the same suffix, which nothing is at. Whatever is there at the end is
+        renamed, or removed if an error was raised.
+
+    Raises:
+        OSError: it cannot be written; ``path`` is as it was.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and str(error.filename) == str(partial):
+            error.filename, error.filename2 = str(path), None  # the name that the user knows
+        raise
 
 
 def hash_file(path: str | os.PathLike[str]) -> str:

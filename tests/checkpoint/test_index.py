@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import signal
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 pytest.importorskip("detectron2")
@@ -15,43 +13,7 @@ pytest.importorskip("detectron2")
 from nonlocal_det.checkpoint import NonLocalCheckpointer
 from nonlocal_det.checkpoint.index import CheckpointIndex, SavedFile
 from nonlocal_det.errors import CheckpointError
-from nonlocal_det.files import hash_file, write_whole
-
-
-class TestWriteWhole:
-    def test_content_and_hash(self, tmp_path):
-        digest = write_whole(tmp_path / "a", lambda file: [file.write(b"12"), file.write(b"3")])
-        assert (tmp_path / "a").read_bytes() == b"123"
-        assert digest == hashlib.sha256(b"123").hexdigest() == hash_file(tmp_path / "a")
-        assert os.listdir(tmp_path) == ["a"]
-
-    def test_a_failure_leaves_the_old_content(self, tmp_path):
-        write_whole(tmp_path / "a", lambda file: file.write(b"old"))
-
-        def fail(file) -> None:
-            file.write(b"new")
-            raise ZeroDivisionError
-
-        with pytest.raises(ZeroDivisionError):
-            write_whole(tmp_path / "a", fail)
-        with pytest.raises(FileNotFoundError):
-            write_whole(tmp_path / "none" / "a", fail)
-        assert (tmp_path / "a").read_bytes() == b"old"
-        assert os.listdir(tmp_path) == ["a"]
-
-    @pytest.mark.parametrize("size", [10, 100_000])
-    def test_no_space_is_said_as_such(self, tmp_path, size):
-        write_whole(tmp_path / "a.pth", lambda file: file.write(b"old"))
-        tensors = [torch.zeros(size) for _ in range(10)]
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # of one file
-        try:
-            with pytest.raises(OSError, match="File too large"):
-                write_whole(tmp_path / "a.pth", lambda file: torch.save(tensors, file))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert (tmp_path / "a.pth").read_bytes() == b"old"
-        assert os.listdir(tmp_path) == ["a.pth"]
+from nonlocal_det.files import hash_file
 
 
 class TestIndex:
