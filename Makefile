@@ -27,9 +27,10 @@ test-gpu: setup ## Run the tests that need a GPU, and measure what blocks cost o
 	$(RUN) -m pytest -m gpu $(ARGS)
 	$(RUN) -m nonlocal_det.tools.benchmark --device cuda
 
-lint: setup ## Check style and format
+lint: setup ## Check style, format, and which part imports which
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	.venv/bin/lint-imports --no-cache --no-logo
 
 format: setup ## Put the code into the format that lint asks for
 	$(RUN) -m ruff check --fix .
