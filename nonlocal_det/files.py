@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 __all__ = ["hash_file", "whole_file", "write_whole"]
+
+_HIDDEN = ".partial-"
 
 
 class _HashingFile:
@@ -80,7 +83,7 @@ def write_whole(
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a path to write to, whose file gets its name when all of it is written.
+    """Give a path to write to, whose file gets its place when all of it is written.
 
     For libraries that open files themselves; :func:`write_whole` gives a file object. Several together appear
     only if all were written: enter them in one :class:`contextlib.ExitStack`, the last to appear first.
@@ -89,20 +92,20 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         path: the file; one that is there is replaced.
 
     Yields:
-        A hidden path beside it, with the same suffix, which nothing is at. Whatever is there at the end is
-        renamed, or removed if an error was raised.
+        A path of the same name in a hidden folder beside it: some libraries write the name into the file.
+        What is there at the end is moved to ``path``, or removed if an error was raised.
 
     Raises:
         OSError: it cannot be written; ``path`` is as it was.
     """
     path = Path(path)
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     try:
-        yield partial
-        os.replace(partial, path)
-    except BaseException as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and str(error.filename) == str(partial):
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=_HIDDEN) as folder:
+            partial = Path(folder, path.name)
+            yield partial
+            os.replace(partial, path)
+    except OSError as error:
+        if _HIDDEN in str(error.filename):
             error.filename, error.filename2 = str(path), None  # the name that the user knows
         raise
 

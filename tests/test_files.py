@@ -53,8 +53,8 @@ class TestWholeFile:
     def test_it_appears_at_the_end_as_a_plain_open_makes_it(self, tmp_path):
         target = tmp_path / "a.b.npz"
         with whole_file(target) as path:
-            assert (path.parent, path.suffix) == (tmp_path, ".npz")
-            assert path.name.startswith(".")
+            assert (path.parent.parent, path.name) == (tmp_path, "a.b.npz")
+            assert path.parent.name.startswith(".")
             path.write_text("new")
             assert not target.exists()
         assert target.read_text() == "new"
