@@ -11,7 +11,7 @@ from torch import nn
 
 from nonlocal_det.benchmark.plain import plain_block
 from nonlocal_det.benchmark.process import Runner, seconds_in_turn
-from nonlocal_det.benchmark.ratio import Ratio, compare
+from nonlocal_det.benchmark.ratio import Ratio, ratio_of
 from nonlocal_det.layers import PAIRWISE_FUNCTIONS, NonLocalBlock
 
 __all__ = ["BlockCase", "BlockCost", "block_cases", "growth_cases", "measure_block", "measure_growth"]
@@ -82,7 +82,7 @@ class BlockCost:
 
 
 def block_cases(height: int, width: int) -> list[BlockCase]:
-    """The blocks that are compared with the matrix form.
+    """Return the blocks that are compared with the matrix form.
 
     Args:
         height: of the image, pixels; a multiple of 32.
@@ -103,16 +103,13 @@ def block_cases(height: int, width: int) -> list[BlockCase]:
 
 
 def growth_cases(height: int, width: int) -> list[BlockCase]:
-    """The blocks whose cost is compared with that on a map of twice the height; arguments as above."""
-    return [
-        case
-        for case in block_cases(height, width)
-        if case.stage == "res3" and case.pool == "input" and case.backward
-    ]
+    """Return the blocks whose cost is compared with that on a map of twice the height; arguments as above."""
+    cases = block_cases(height, width)
+    return [case for case in cases if (case.stage, case.pool) == ("res3", "input") and case.backward]
 
 
 def measure_block(case: BlockCase, device: str, rounds: int) -> BlockCost:
-    """Measures the block against the plain matrix formulation, each in a process of its own, in turn.
+    """Measure the block against the plain matrix formulation, each in a process of its own, in turn.
 
     Args:
         case: what to measure.
@@ -126,7 +123,7 @@ def measure_block(case: BlockCase, device: str, rounds: int) -> BlockCost:
 
 
 def measure_growth(case: BlockCase, device: str, rounds: int) -> BlockCost:
-    """Measures the block on a map of twice the height against itself on the map of the case.
+    """Measure the block on a map of twice the height against itself on the map of the case.
 
     The arguments are those of :func:`measure_block`.
     """
@@ -142,19 +139,14 @@ def _measure(case: BlockCase, reference: Sequence, step: Sequence, rounds: int) 
             case,
             statistics.median(seconds),
             statistics.median(reference_seconds),
-            compare(seconds, reference_seconds),
+            ratio_of(seconds, reference_seconds),
             runner.memory,
             reference_runner.memory,
         )
 
 
 class BlockStep:
-    """The block as users run it, in training: its input needs a gradient, too.
-
-    Args:
-        case: what to run.
-        device: where.
-    """
+    """The block as users run it, in training: its input needs a gradient, too."""
 
     def __init__(self, case: BlockCase, device: str) -> None:
         torch.manual_seed(0)
@@ -165,19 +157,19 @@ class BlockStep:
         self._inputs = self._make_inputs(case.height, case.width)
 
     def warm_up(self) -> None:
-        """Runs on a small map."""
+        """Run on a small map."""
         self._run(*self._make_inputs(_WARM_UP_SIZE, _WARM_UP_SIZE))
         self._block.zero_grad()
 
     def __call__(self) -> None:
-        """Runs once."""
+        """Run once."""
         self._run(*self._inputs)
 
     def _forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._block(x)
 
     def _make_inputs(self, height: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input and the gradient of the output, both [1, C, height, width]."""
+        """Return the input and the gradient of the output, both [1, C, height, width]."""
         shape = (1, self._case.channels, height, width)
         x = torch.randn(shape, device=self.device, requires_grad=self._case.backward)
         return x, torch.randn(shape, device=self.device)

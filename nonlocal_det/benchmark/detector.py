@@ -21,9 +21,9 @@ from detectron2.utils.events import EventStorage
 from torch import nn
 
 from nonlocal_det.benchmark.process import Runner, seconds_in_turn
-from nonlocal_det.benchmark.ratio import Ratio, compare
-from nonlocal_det.config.keys import STAGES, WRAPPER
-from nonlocal_det.detection.config import KEYPOINT_HEAD
+from nonlocal_det.benchmark.ratio import Ratio, ratio_of
+from nonlocal_det.config.keys import STAGES
+from nonlocal_det.detection.config import keys_without_blocks
 from nonlocal_det.detection.cost import count_detector_flops
 from nonlocal_det.errors import ConfigError
 from nonlocal_det.modeling.build import build_model
@@ -84,7 +84,7 @@ class DetectorCost:
 
 
 def without_blocks(cfg: CfgNode) -> CfgNode:
-    """Returns a copy of a config that makes the same detector without its blocks.
+    """Return a copy of a config that makes the same detector without its blocks.
 
     Raises:
         ConfigError: there are no blocks.
@@ -96,19 +96,12 @@ def without_blocks(cfg: CfgNode) -> CfgNode:
             "to compare; give a config with blocks, such as one ending in _nl.yaml"
         )
     baseline = cfg.clone()
-    node = baseline.MODEL.NONLOCAL
-    for stage in STAGES:
-        node[stage] = []
-    node.KEYPOINT_HEAD = 0
-    if baseline.MODEL.BACKBONE.NAME == WRAPPER:
-        baseline.MODEL.BACKBONE.NAME = node.BACKBONE
-    if baseline.MODEL.ROI_KEYPOINT_HEAD.NAME == KEYPOINT_HEAD:
-        baseline.MODEL.ROI_KEYPOINT_HEAD.NAME = "KRCNNConvDeconvUpsampleHead"
+    baseline.merge_from_list([word for item in keys_without_blocks(cfg).items() for word in item])
     return baseline
 
 
 def compare_detectors(cfg: CfgNode, baseline: CfgNode, height: int, width: int, pairs: int) -> DetectorCost:
-    """Measures a detector with blocks beside its baseline, for one image.
+    """Measure a detector with blocks beside its baseline, for one image.
 
     Both get the same random weights, and the blocks start as identities, so both see the same proposals and
     detections. The learning rate is 0, so every step does the same.
@@ -128,31 +121,28 @@ def compare_detectors(cfg: CfgNode, baseline: CfgNode, height: int, width: int, 
         weights = str(Path(folder) / "weights.pth")
         baseline_flops, baseline_parameters = _count(baseline, height, width, weights)
         flops, parameters = _count(cfg, height, width)
-        costs = {}
-        for step in (TrainingStep, InferenceStep):
-            arguments = (height, width, weights)
-            with Runner(step, cfg, *arguments) as ours, Runner(step, baseline, *arguments) as reference:
-                seconds, baseline_seconds = seconds_in_turn((ours, reference), pairs)
-            costs[step] = StepCost(
-                statistics.median(seconds),
-                statistics.median(baseline_seconds),
-                compare(seconds, baseline_seconds),
-                *(r.memory and r.memory + r.info["held"] for r in (ours, reference)),
-            )
-            detections = ours.info["detections"]
-    return DetectorCost(
-        flops,
-        baseline_flops,
-        parameters,
-        baseline_parameters,
-        costs[TrainingStep],
-        costs[InferenceStep],
-        detections,
-    )
+        inputs = (height, width, weights)
+        training, _ = _compare_steps(TrainingStep, (cfg, *inputs), (baseline, *inputs), pairs)
+        inference, info = _compare_steps(InferenceStep, (cfg, *inputs), (baseline, *inputs), pairs)
+    counts = (flops, baseline_flops, parameters, baseline_parameters)
+    return DetectorCost(*counts, training, inference, info["detections"])
 
 
-def _count(cfg: CfgNode, height: int, width: int, weights: str | None = None) -> tuple[Flops, int]:
-    """Operations and parameters of a model; its random weights are written to a file if one is named."""
+def _compare_steps(
+    step: type[_DetectorStep], ours: tuple, reference: tuple, pairs: int
+) -> tuple[StepCost, dict[str, int]]:
+    """Return what a step costs with blocks, and its ``info``; the arguments make it with and without them."""
+    with Runner(step, *ours) as runner, Runner(step, *reference) as reference_runner:
+        runners = (runner, reference_runner)
+        seconds, reference_seconds = seconds_in_turn(runners, pairs)
+        memory, reference_memory = (one.memory and one.memory + one.info["held"] for one in runners)
+    medians = (statistics.median(seconds), statistics.median(reference_seconds))
+    ratio = ratio_of(seconds, reference_seconds)
+    return StepCost(*medians, ratio, memory, reference_memory), runner.info
+
+
+def _count(cfg: CfgNode, height: int, width: int, weights: str = "") -> tuple[Flops, int]:
+    """Count a model's operations and parameters; write its random weights to a file if one is named."""
     torch.manual_seed(0)
     model = build_model(cfg).eval()
     if weights:
@@ -161,14 +151,7 @@ def _count(cfg: CfgNode, height: int, width: int, weights: str | None = None) ->
 
 
 class _DetectorStep:
-    """A detector with random weights, and an image of noise.
-
-    Args:
-        cfg: its config.
-        height: of the image, pixels.
-        width: of the image, pixels.
-        weights: file with the weights of the baseline.
-    """
+    """A detector with the weights of the baseline, from a file, and an image of noise."""
 
     def __init__(self, cfg: CfgNode, height: int, width: int, weights: str) -> None:
         torch.manual_seed(0)
@@ -176,27 +159,25 @@ class _DetectorStep:
         self.device = torch.device(cfg.MODEL.DEVICE)
         self._model = build_model(cfg)
         own = self._model.state_dict()
-        shared = torch.load(weights, map_location=self.device, weights_only=True)
-        shared = {
-            name: value for name, value in shared.items() if name in own and own[name].shape == value.shape
-        }
+        saved = torch.load(weights, map_location=self.device, weights_only=True).items()
+        shared = {name: value for name, value in saved if name in own and own[name].shape == value.shape}
         self._model.load_state_dict(shared, strict=False)
         _settle(self._model, _make_input(cfg, *_WARM_UP_SIZE))
         self._input = _make_input(cfg, height, width)
         self.info = {"held": 0, "detections": 0}
 
     def warm_up(self) -> None:
-        """Runs on a small image."""
+        """Run on a small image."""
         self._run(_make_input(self._cfg, *_WARM_UP_SIZE))
         self.info["held"] = sum(t.numel() * t.element_size() for t in self._held())
 
     def __call__(self) -> None:
-        """Runs once, with the same random choices every time."""
+        """Run once, with the same random choices every time."""
         torch.manual_seed(0)
         self._run(self._input)
 
     def _held(self) -> Iterator[torch.Tensor]:
-        """What is in memory between two steps."""
+        """Yield what is in memory between two steps."""
         yield from self._model.state_dict().values()
 
     def _run(self, batch: dict[str, Any]) -> None:
@@ -204,7 +185,7 @@ class _DetectorStep:
 
 
 class InferenceStep(_DetectorStep):
-    """Finds the objects in an image and pastes their masks, as users call it."""
+    """Find the objects in an image and paste their masks, as users call it."""
 
     def _run(self, batch: dict[str, Any]) -> None:
         self._model.eval()
@@ -249,7 +230,7 @@ class TrainingStep(_DetectorStep):
 
 
 def _make_input(cfg: CfgNode, height: int, width: int) -> dict[str, Any]:
-    """An image of noise with a row of octagons on it, in Detectron2's format."""
+    """Return an image of noise with a row of octagons on it, in Detectron2's format."""
     annotations = []
     for index in range(_OBJECTS):
         radius = min(width / _OBJECTS, height) * 0.45
@@ -278,7 +259,7 @@ def _make_input(cfg: CfgNode, height: int, width: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def _settle(model: nn.Module, batch: dict[str, Any]) -> None:
-    """Makes random weights behave like trained ones, as far as the amount of work goes.
+    """Make random weights behave like trained ones, as far as the amount of work goes.
 
     Frozen norms do nothing without a checkpoint, and activations would overflow in a deep net: their
     statistics become those of the image. And the classifier gives its first class half of every region, so

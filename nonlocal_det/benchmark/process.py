@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nonlocal_det.errors import MeasurementError
+from nonlocal_det.errors import MeasurementError, one_line
 
 __all__ = ["Runner", "Step", "seconds_in_turn"]
 
@@ -32,10 +32,10 @@ class Step(Protocol):
     device: torch.device
 
     def warm_up(self) -> None:
-        """Loads kernels and starts threads, with as little memory as that takes."""
+        """Load kernels and start threads, with as little memory as that takes."""
 
     def __call__(self) -> None:
-        """Does the work once."""
+        """Do the work once."""
 
 
 class Runner:
@@ -74,12 +74,12 @@ class Runner:
             raise
 
     def seconds(self) -> float:
-        """Runs the step and returns how long it took, in seconds."""
+        """Run the step and return how long it took, in seconds."""
         self._connection.send("run")
         return self._receive()
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._connection.close()
         self._process.join(timeout=5)
         if self._process.is_alive():
@@ -112,7 +112,7 @@ class Runner:
 def seconds_in_turn(
     runners: Sequence[Runner], rounds: int, least_rounds: int | None = None, budget_s: float = math.inf
 ) -> list[list[float]]:
-    """Times several steps, one run of each in every round, so that a busy or hot machine slows them alike.
+    """Time several steps, one run of each in every round, so that a busy or hot machine slows them alike.
 
     Args:
         runners: their processes.
@@ -135,7 +135,7 @@ def seconds_in_turn(
 
 
 def _context() -> multiprocessing.context.BaseContext:
-    """New processes come from a server that has imported the libraries, and has done nothing else."""
+    """Return the way to start processes: from a server that has imported the libraries and done no more."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -144,7 +144,7 @@ def _context() -> multiprocessing.context.BaseContext:
 
 
 def _serve(connection: Connection, threads: int, make: Callable[..., Step], args: tuple[Any, ...]) -> None:
-    """The new process: makes the step, measures its first run, and runs it again for every message."""
+    """Make the step in the new process, measure its first run, and run it again for every message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asked
     torch.set_num_threads(threads)
     try:
@@ -160,14 +160,14 @@ def _serve(connection: Connection, threads: int, make: Callable[..., Step], args
     except (EOFError, BrokenPipeError):  # the other side has closed
         return
     except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-        connection.send(("memory", " ".join(str(error).split())))
+        connection.send(("memory", one_line(error)))
     except Exception as error:
         kind = "memory" if "can't allocate memory" in str(error) else "error"  # a CPU's RuntimeError
         connection.send((kind, str(error).splitlines()[0] if kind == "memory" else traceback.format_exc()))
 
 
 def _measure_first(step: Step) -> tuple[int | None, float]:
-    """Extra memory at the peak of one run, in bytes, and its seconds."""
+    """Return the extra memory at the peak of one run, in bytes, and its seconds."""
     if step.device.type == "cuda":
         step()  # a GPU's memory is counted exactly, so that a full run may choose kernels first
         torch.cuda.synchronize(step.device)
@@ -185,7 +185,7 @@ def _measure_first(step: Step) -> tuple[int | None, float]:
 
 
 def _forget_warm_up() -> None:
-    """Gives memory that is free already back to the system, and lets the peak so far count no longer.
+    """Give memory that is free already back to the system, and let the peak so far count no longer.
 
     Where the system refuses either, the difference is small: the process is new.
     """
@@ -196,7 +196,7 @@ def _forget_warm_up() -> None:
 
 
 def _resident(field: str) -> int | None:
-    """Resident memory of this process in bytes: now (VmRSS), or at the peak (VmHWM); Linux alone tells."""
+    """Return the bytes that this process holds now (VmRSS) or at the peak (VmHWM); Linux alone tells."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -205,7 +205,7 @@ def _resident(field: str) -> int | None:
 
 
 def _time(step: Step, calls: int) -> float:
-    """Seconds of one call, over several in a row."""
+    """Return the seconds of one call, over several in a row."""
     if step.device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Ratio", "compare"]
+__all__ = ["Ratio", "ratio_of"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Ratio:
     rounds: int
 
 
-def compare(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
-    """Compares two steps that took turns.
+def ratio_of(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
+    """Return how many times as long one step takes as another that took turns with it.
 
     The interval is the one that belongs to the sign test: it reaches from one of the sorted ratios to
     another, whatever their distribution. With 10 rounds these are the second and the ninth.

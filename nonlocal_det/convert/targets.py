@@ -8,13 +8,11 @@ from collections.abc import Collection, Mapping
 from detectron2.config import CfgNode
 from torch import Tensor
 
-from nonlocal_det.config.keys import STAGES, WRAPPER
+from nonlocal_det.config.messages import get_value
 from nonlocal_det.convert.conversion_report import Move, Setting
 from nonlocal_det.convert.settings import BATCH_NORMS
-from nonlocal_det.detection.config import KEYPOINT_HEAD
+from nonlocal_det.detection.config import keys_without_blocks
 from nonlocal_det.errors import CheckpointError
-
-STOCK_KEYPOINT_HEAD = "KRCNNConvDeconvUpsampleHead"
 
 __all__ = ["baseline_settings", "strip_blocks", "to_mmcv"]
 
@@ -56,16 +54,8 @@ def _is_identity(block: Mapping[str, Tensor]) -> bool:
 def baseline_settings(cfg: CfgNode) -> dict[str, Setting]:
     """Return the config keys that make a baseline of a config with blocks."""
     why = "a model without blocks"
-    node = cfg.MODEL.NONLOCAL
-    changes = {
-        f"MODEL.NONLOCAL.{stage}": Setting(list(node[stage]), [], why) for stage in STAGES if len(node[stage])
-    }
-    if cfg.MODEL.BACKBONE.NAME == WRAPPER:
-        changes["MODEL.BACKBONE.NAME"] = Setting(WRAPPER, node.BACKBONE, why)
-    if cfg.MODEL.ROI_KEYPOINT_HEAD.NAME == KEYPOINT_HEAD:
-        changes["MODEL.ROI_KEYPOINT_HEAD.NAME"] = Setting(KEYPOINT_HEAD, STOCK_KEYPOINT_HEAD, why)
-        changes["MODEL.NONLOCAL.KEYPOINT_HEAD"] = Setting(node.KEYPOINT_HEAD, 0, why)
-    return changes
+    changes = keys_without_blocks(cfg)
+    return {key: Setting(get_value(cfg, key), value, why) for key, value in changes.items()}
 
 
 def to_mmcv(

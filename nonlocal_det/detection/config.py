@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from detectron2.config import CfgNode
 
-__all__ = ["KEYPOINT_HEAD", "add_keys", "detector_key", "detector_node", "predictions"]
+from nonlocal_det.config.keys import STAGES, WRAPPER
+
+__all__ = ["KEYPOINT_HEAD", "add_keys", "detector_key", "detector_node", "keys_without_blocks", "predictions"]
 
 KEYPOINT_HEAD = "NonLocalKeypointHead"
+_STOCK_KEYPOINT_HEAD = "KRCNNConvDeconvUpsampleHead"
 
 
 def add_keys(cfg: CfgNode) -> None:
@@ -42,3 +47,15 @@ def predictions(cfg: CfgNode) -> tuple[str, ...]:
         *(("segm",) if cfg.MODEL.MASK_ON else ()),
         *(("keypoints",) if cfg.MODEL.KEYPOINT_ON else ()),
     )
+
+
+def keys_without_blocks(cfg: CfgNode) -> dict[str, Any]:
+    """Return the keys, with their values, that make the same detector without its blocks."""
+    node = cfg.MODEL.NONLOCAL
+    changes: dict[str, Any] = {f"MODEL.NONLOCAL.{stage}": [] for stage in STAGES if len(node[stage])}
+    if cfg.MODEL.BACKBONE.NAME == WRAPPER:
+        changes["MODEL.BACKBONE.NAME"] = node.BACKBONE
+    if cfg.MODEL.ROI_KEYPOINT_HEAD.NAME == KEYPOINT_HEAD:
+        changes["MODEL.ROI_KEYPOINT_HEAD.NAME"] = _STOCK_KEYPOINT_HEAD
+        changes["MODEL.NONLOCAL.KEYPOINT_HEAD"] = 0
+    return changes

@@ -114,4 +114,9 @@ class Detection(Task):
         inner = name if len(cfg.DATASETS.TEST) > 1 else ""
         predictions = folder / "inference" / inner / "coco_instances_results.json"
         annotations = Path(MetadataCatalog.get(name).get("json_file", ""))
-        return probe(annotations, predictions) if predictions.is_file() and annotations.is_file() else {}
+        if not (predictions.is_file() and annotations.is_file()):
+            return {}
+        try:
+            return probe(annotations, predictions)
+        except (OSError, ValueError, LookupError, TypeError):
+            raise DatasetError(f"{predictions} is damaged") from None

@@ -163,8 +163,7 @@ class Task(ABC):
             folder: its OUTPUT_DIR.
 
         Raises:
-            OSError: a file cannot be read.
-            ValueError: a file is damaged; LookupError and TypeError mean the same.
+            DatasetError: a file cannot be read, or is damaged.
         """
 
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass, replace
 
 from nonlocal_det.errors import ArmError
 
-__all__ = ["RESULTS", "TASKS", "Arm", "Task", "custom_arm", "named_arms", "parse_seeds"]
+__all__ = [
+    "COMPARISONS",
+    "RESULTS",
+    "Arm",
+    "Comparison",
+    "check_overrides",
+    "custom_arm",
+    "named_arms",
+    "parse_seeds",
+]
 
 #: Files of a comparison's folder, beside the arms' folders.
 RESULTS = ("table.md", "results.json", "curves.png", "distance.png")
@@ -38,8 +47,8 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Task:
-    """A set of arms that belong together.
+class Comparison:
+    """Arms that belong together.
 
     Attributes:
         description: one line.
@@ -52,41 +61,43 @@ class Task:
     default: tuple[str, ...]
 
 
-def _task(description: str, arms: Sequence[Arm], default: Sequence[str] = ()) -> Task:
-    return Task(description, {arm.name: arm for arm in arms}, tuple(default or (arm.name for arm in arms)))
+def _comparison(description: str, arms: Sequence[Arm], default: Sequence[str] = ()) -> Comparison:
+    return Comparison(description, {arm.name: arm for arm in arms}, tuple(default or (a.name for a in arms)))
 
 
-_SQUARES = "Quick/faster_rcnn_R_18_FPN_context"
-_FIVE = ("MODEL.NONLOCAL.RES3", "[1, 2]", "MODEL.NONLOCAL.RES4", "[0, 1, 2]")
+def _squares(name: str, label: str, ending: str, opts: Sequence[str], *against: str) -> Arm:
+    """Return an arm; ``opts`` are keys of MODEL.NONLOCAL without that prefix, and values."""
+    words = tuple(word if place % 2 else f"MODEL.NONLOCAL.{word}" for place, word in enumerate(opts))
+    return Arm(name, label, f"Quick/faster_rcnn_R_18_FPN_context{ending}.yaml", words, against)
 
 
-def _nl(name: str, label: str, *options: str) -> Arm:
-    """An arm with one block; ``options`` are keys of MODEL.NONLOCAL without that prefix, and values."""
-    opts = tuple(
-        word
-        for key, value in zip(options[0::2], options[1::2], strict=True)
-        for word in (f"MODEL.NONLOCAL.{key}", value)
-    )
-    return Arm(name, label, f"{_SQUARES}_nl.yaml", opts, ("baseline", "residual"))
+def _nl(name: str, label: str, *opts: str) -> Arm:
+    return _squares(name, label, "_nl", opts, "baseline", "residual")
 
 
-_PEOPLE = "Quick/keypoint_rcnn_R_18_FPN_people"
+def _people(name: str, label: str, ending: str, *against: str) -> Arm:
+    return Arm(name, label, f"Quick/keypoint_rcnn_R_18_FPN_people{ending}.yaml", (), against)
 
 
-def _coco(name: str, label: str, config: str, *against: str) -> Arm:
-    return Arm(name, label, config, (), against)
+def _mask(name: str, label: str, ending: str, *against: str) -> Arm:
+    return Arm(name, label, f"COCO-InstanceSegmentation/mask_rcnn_{ending}.yaml", (), against)
 
 
-_MASK = "COCO-InstanceSegmentation/mask_rcnn"
-_KEYPOINT = "COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x"
+def _keypoint(name: str, label: str, ending: str, *against: str) -> Arm:
+    return Arm(name, label, f"COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x{ending}.yaml", (), against)
 
-#: Task -> its arms. The first arm of a task is the baseline that arms of the user's own are compared with.
-TASKS: dict[str, Task] = {
-    "context": _task(
+
+_FIVE = ("RES3", "[1, 2]", "RES4", "[0, 1, 2]")
+_SYNC = ("MODEL.NONLOCAL.BLOCK", "residual", "MODEL.NONLOCAL.NORM", "SyncBN")
+_BACKBONE_TOO = "NL, +4 in head, +1 in backbone"
+
+#: Name of a comparison -> its arms. Arms of the user's own are compared with the first, the baseline.
+COMPARISONS: dict[str, Comparison] = {
+    "context": _comparison(
         "squares whose class is the colour of a distant disc (minutes an arm on 2 CPU cores)",
         [
-            Arm("baseline", "R18 baseline", f"{_SQUARES}.yaml"),
-            Arm("residual", "+1 residual", f"{_SQUARES}_residual.yaml", (), ("baseline",)),
+            _squares("baseline", "R18 baseline", "", ()),
+            _squares("residual", "+1 residual", "_residual", (), "baseline"),
             _nl("nl", "+1 NL"),
             _nl("nl_gaussian", "+1 NL, Gaussian", "PAIRWISE", "gaussian"),
             _nl("nl_dot_product", "+1 NL, dot product", "PAIRWISE", "dot_product"),
@@ -97,68 +108,38 @@ TASKS: dict[str, Task] = {
             _nl("nl_pool_embedding", "+1 NL, pool after phi and g", "POOL", "embedding"),
             _nl("nl_pool_none", "+1 NL, no pool", "POOL", "none"),
             _nl("nl_no_scale", "+1 NL, no scale", "SCALE", "False"),
-            Arm(
-                "residual_5blocks",
-                "+5 residual",
-                f"{_SQUARES}_residual.yaml",
-                _FIVE,
-                ("baseline",),
-            ),
-            Arm(
-                "nl_5blocks",
-                "+5 NL",
-                f"{_SQUARES}_nl.yaml",
-                _FIVE,
-                ("baseline", "residual_5blocks", "nl"),
-            ),
+            _squares("residual_5blocks", "+5 residual", "_residual", _FIVE, "baseline"),
+            _squares("nl_5blocks", "+5 NL", "_nl", _FIVE, "baseline", "residual_5blocks", "nl"),
         ],
         ("baseline", "residual", "nl"),
     ),
-    "people": _task(
+    "people": _comparison(
         "drawn figures whose head alone tells left from right (a quarter of an hour an arm on a CPU core)",
         [
-            Arm("baseline", "R18 baseline", f"{_PEOPLE}.yaml"),
-            Arm("nl_head", "NL, +4 in head", f"{_PEOPLE}_nl_head.yaml", (), ("baseline",)),
-            Arm(
-                "nl_head_backbone",
-                "NL, +4 in head, +1 in backbone",
-                f"{_PEOPLE}_nl_head_backbone.yaml",
-                (),
-                ("baseline", "nl_head"),
-            ),
+            _people("baseline", "R18 baseline", ""),
+            _people("nl_head", "NL, +4 in head", "_nl_head", "baseline"),
+            _people("nl_head_backbone", _BACKBONE_TOO, "_nl_head_backbone", "baseline", "nl_head"),
         ],
     ),
-    "table5": _task(
+    "table5": _comparison(
         "the paper's Table 5: Mask R-CNN on COCO, with and without one block in res4",
         [
-            _coco("R50", "R50 baseline", f"{_MASK}_R_50_FPN_1x.yaml"),
-            _coco("R50_nl", "R50 +1 NL", f"{_MASK}_R_50_FPN_1x_nl.yaml", "R50", "R50_residual"),
-            _coco("R101", "R101 baseline", f"{_MASK}_R_101_FPN_1x.yaml"),
-            _coco("R101_nl", "R101 +1 NL", f"{_MASK}_R_101_FPN_1x_nl.yaml", "R101"),
-            _coco("X152", "X152 baseline", f"{_MASK}_X_152_32x8d_FPN_1x.yaml"),
-            _coco("X152_nl", "X152 +1 NL", f"{_MASK}_X_152_32x8d_FPN_1x_nl.yaml", "X152"),
-            Arm(
-                "R50_residual",
-                "R50 +1 residual",
-                f"{_MASK}_R_50_FPN_1x_nl.yaml",
-                ("MODEL.NONLOCAL.BLOCK", "residual", "MODEL.NONLOCAL.NORM", "SyncBN"),
-                ("R50",),
-            ),
+            _mask("R50", "R50 baseline", "R_50_FPN_1x"),
+            _mask("R50_nl", "R50 +1 NL", "R_50_FPN_1x_nl", "R50", "R50_residual"),
+            _mask("R101", "R101 baseline", "R_101_FPN_1x"),
+            _mask("R101_nl", "R101 +1 NL", "R_101_FPN_1x_nl", "R101"),
+            _mask("X152", "X152 baseline", "X_152_32x8d_FPN_1x"),
+            _mask("X152_nl", "X152 +1 NL", "X_152_32x8d_FPN_1x_nl", "X152"),
+            replace(_mask("R50_residual", "R50 +1 residual", "R_50_FPN_1x_nl", "R50"), opts=_SYNC),
         ],
         ("R50", "R50_nl", "R101", "R101_nl", "X152", "X152_nl"),
     ),
-    "table6": _task(
+    "table6": _comparison(
         "the paper's Table 6: Keypoint R-CNN on COCO, with blocks in head and backbone",
         [
-            _coco("R101", "R101 baseline", f"{_KEYPOINT}.yaml"),
-            _coco("R101_nl_head", "NL, +4 in head", f"{_KEYPOINT}_nl_head.yaml", "R101"),
-            _coco(
-                "R101_nl_head_backbone",
-                "NL, +4 in head, +1 in backbone",
-                f"{_KEYPOINT}_nl_head_backbone.yaml",
-                "R101",
-                "R101_nl_head",
-            ),
+            _keypoint("R101", "R101 baseline", ""),
+            _keypoint("R101_nl_head", "NL, +4 in head", "_nl_head", "R101"),
+            _keypoint("R101_nl_head_backbone", _BACKBONE_TOO, "_nl_head_backbone", "R101", "R101_nl_head"),
         ],
     ),
 }
@@ -185,18 +166,18 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def named_arms(task: str, names: Sequence[str] = ()) -> list[Arm]:
-    """Return arms of a task by their names, ``NAME`` or ``NAME:SEEDS``.
+    """Return arms of a comparison by their names, ``NAME`` or ``NAME:SEEDS``.
 
     Args:
-        task: key of :data:`TASKS`.
-        names: the names; none takes the task's default.
+        task: the comparison as --task names it, a key of :data:`COMPARISONS`.
+        names: the names; none takes the comparison's default.
 
     Raises:
-        ArmError: the task has no such arm.
+        ArmError: the comparison has no such arm.
     """
-    known = TASKS[task].arms
+    known = COMPARISONS[task].arms
     arms = []
-    for word in names or TASKS[task].default:
+    for word in names or COMPARISONS[task].default:
         name, sign, seeds = word.partition(":")
         if name not in known:
             raise ArmError(f"--arms {name}: the task {task} has {', '.join(known)}; or define it by --arm")
@@ -224,6 +205,22 @@ def custom_arm(words: Sequence[str], against: tuple[str, ...] = ()) -> Arm:
     if name in RESULTS:
         raise ArmError(f"--arm {name}: a result has that name in the folder; name the arm otherwise")
     opts = tuple(words[1:])
-    if len(opts) % 2:
-        raise ArmError(f"--arm {name}: overrides come as KEY VALUE pairs, but {opts[-1]!r} stands alone")
+    check_overrides(opts, f"--arm {name}")
     return Arm(name, name, config, opts, against, parse_seeds(seeds) if colon else ())
+
+
+def check_overrides(opts: Sequence[str], where: str) -> None:
+    """Check overrides of an arm, or of all arms.
+
+    Args:
+        opts: KEY, VALUE, ...
+        where: the flag, for the message.
+
+    Raises:
+        ArmError: they are no pairs, or set what belongs to single runs.
+    """
+    if len(opts) % 2:
+        raise ArmError(f"{where}: overrides come as KEY VALUE pairs, but {opts[-1]!r} stands alone")
+    for key, option in (("SEED", "--seeds"), ("OUTPUT_DIR", "--output")):
+        if key in opts[::2]:
+            raise ArmError(f"{where} sets {key}, which is each run's own; use {option}")

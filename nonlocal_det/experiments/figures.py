@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from nonlocal_det.errors import counted
 from nonlocal_det.experiments.outcomes import Outcome
+from nonlocal_det.files import whole_file
 
 __all__ = ["draw_curves", "draw_distance"]
 
 # Told apart by colour-blind readers, too.
 _COLORS = ("0.35", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 _DASHES = ("-", "--", ":")
+#: Up to so many names of lines stand inside the axes.
 _FEW = 4
-"""Up to so many names of lines stand inside the axes."""
 
 
 def draw_curves(
@@ -30,7 +32,7 @@ def draw_curves(
     The mean is that of the finished runs, as in the table; a run that ended early has a thin line alone.
 
     Args:
-        path: a .png file.
+        path: a .png file, which appears when it is whole.
         outcomes: runs of any arms.
         labels: name of an arm -> its label, of all arms: an arm has the colour of its place here.
         arms: names of those to draw; all by default.
@@ -55,13 +57,15 @@ def draw_curves(
                 axis.plot(*zip(*run.curve, strict=True), **style, linewidth=0.6, alpha=0.35)
         steps = sorted(set.intersection(*map(set, whole))) if whole else []
         mean = [np.mean([run[step] for run in whole]) for step in steps]
-        axis.plot(steps, mean, **style, linewidth=1.8, label=f"{labels[name]} ({_seeds(len(whole))})")
+        axis.plot(
+            steps, mean, **style, linewidth=1.8, label=f"{labels[name]} ({counted(len(whole), 'seed')})"
+        )
     axis.set_ylim(bottom=0)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("iteration")
     axis.set_ylabel("training loss")
     _legend([axis], "upper right")
-    figure.savefig(path, format="png")
+    _save(figure, path)
     return True
 
 
@@ -74,7 +78,7 @@ def draw_distance(
     highest. Below each range of distances stands the number of objects in it.
 
     Args:
-        path: a .png file.
+        path: a .png file, which appears when it is whole.
         outcomes: runs of the arms to draw.
         labels: name of an arm -> its label, in the order of the legend.
 
@@ -103,7 +107,7 @@ def draw_distance(
         if name not in shifts:
             continue
         positions = np.arange(len(lows)) + width * shifts[name]
-        label = f"{labels[name]} ({_seeds(len(rows[name]))})"
+        label = f"{labels[name]} ({counted(len(rows[name]), 'seed')})"
         for axis, figure_of in zip(axes, panels.values(), strict=True):
             lowest, mean, highest = np.transpose([_spread(rows[name], low, figure_of) for low in lows])
             axis.plot(positions, mean, **style, marker="o", markersize=4.5, linewidth=1.2, label=label)
@@ -114,7 +118,7 @@ def draw_distance(
         axis.set_ylabel(what)
         axis.set_ylim(0, 104)
     _legend(axes, "best")
-    figure.savefig(path, format="png")
+    _save(figure, path)
     return True
 
 
@@ -122,16 +126,12 @@ def _percent_right(row: Mapping[str, Any]) -> float | None:
     return 100 * row["right"] / row["found"] if row["found"] else None
 
 
-def _ap(row: Mapping[str, Any]) -> float | None:
-    return row["AP"]
-
-
 # Key of a probe by distance -> the name of that distance, then panels: their names and figures. There is no
 # chance level for sides: what looks alike to a model it may put in one place, which is not right.
 _DISTANCES: dict[str, tuple[str, dict[str, Callable[[Mapping[str, Any]], float | None]]]] = {
     "distance": (
         "distance to the disc (pixels)",
-        {"class right (% of the squares found)": _percent_right, "box AP": _ap},
+        {"class right (% of the squares found)": _percent_right, "box AP": lambda row: row["AP"]},
     ),
     "sides": ("distance to the head (pixels)", {"sides right (% of the pairs found)": _percent_right}),
 }
@@ -162,10 +162,6 @@ def _styles(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
     }
 
 
-def _seeds(count: int) -> str:
-    return f"{count} seed{'' if count == 1 else 's'}"
-
-
 def _legend(axes: Sequence[Any], place: str) -> None:
     """Name the lines of the first axes: inside them, or right of the last where there are many."""
     handles, names = axes[0].get_legend_handles_labels()
@@ -188,3 +184,8 @@ def _figure(columns: int) -> tuple[Any, Any]:
         axis.grid(axis="y", color="0.9")
         axis.set_axisbelow(True)
     return figure, axes
+
+
+def _save(figure: Any, path: str | os.PathLike[str]) -> None:
+    with whole_file(path) as part:
+        figure.savefig(part, format="png")

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from detectron2.config import CfgNode
-from detectron2.data import MetadataCatalog
 
-from nonlocal_det.benchmark import count_detector_flops
-from nonlocal_det.detection.probes import probe
 from nonlocal_det.engine.curves import read_metrics
+from nonlocal_det.engine.task import find_task
+from nonlocal_det.errors import DatasetError, one_line
 from nonlocal_det.experiments.runs import Run
 from nonlocal_det.modeling.build import build_model
 
 __all__ = ["Cost", "Outcome", "collect", "measure_cost"]
 
 _DIVISIBLE = 32
+#: A score such as "bbox/AP" may have others beside it, at one IoU each: "bbox/AP50".
+_BESIDE = ("", "50", "75")
 
 
 @dataclass
@@ -37,8 +38,8 @@ class Outcome:
         seconds_per_iteration: median over the run; None where nothing was logged.
         threads: CPU threads that it had.
         at_once: how many runs shared the machine.
-        scores: "bbox/AP", ... (0 to 100) of the first test set.
-        probes: see :func:`nonlocal_det.detection.probes.probe`.
+        scores: "bbox/AP", ... (0 to 100) of the first test set, as the task names them.
+        probes: see :meth:`nonlocal_det.engine.task.Task.probe`.
         curve: pairs of iteration and total loss.
         tries: how often it was started. Seconds of more than one try hold what a try did that was lost, and
             not what one did that was killed with the comparison.
@@ -91,6 +92,7 @@ def collect(run: Run, cfg: CfgNode) -> Outcome:
     except OSError:
         metrics = {}
     times = metrics.get("time", {}).values()
+    losses = metrics.get("total_loss", {})
     outcome = Outcome(
         run.arm.name,
         run.seed,
@@ -100,30 +102,31 @@ def collect(run: Run, cfg: CfgNode) -> Outcome:
         statistics.median(times) if times else None,
         record.threads,
         record.at_once,
+        curve=[(step, loss) for step, loss in losses.items() if math.isfinite(loss)],
         tries=record.tries,
     )
-    losses = metrics.get("total_loss", {})
-    outcome.curve = [(step, loss) for step, loss in losses.items() if math.isfinite(loss)]
-    if not (run.finished and cfg.DATASETS.TEST):
-        return outcome
-    name = cfg.DATASETS.TEST[0]
-    prefix = f"{name}/" if len(cfg.DATASETS.TEST) > 1 else ""
-    for task in ("bbox", "segm", "keypoints"):
-        for metric in ("AP", "AP50", "AP75"):
-            scores = metrics.get(f"{prefix}{task}/{metric}", {})
-            last = scores[max(scores)] if scores else math.nan
-            if math.isfinite(last):  # it is not where the data set has nothing to find
-                outcome.scores[f"{task}/{metric}"] = last
-    if not outcome.scores:
-        outcome.error = "no score in its metrics.json"
-    predictions = run.folder / "inference" / prefix / "coco_instances_results.json"
-    annotations = MetadataCatalog.get(name).get("json_file", "")
-    if predictions.is_file() and Path(annotations).is_file():
+    if run.finished and cfg.DATASETS.TEST:
+        outcome.scores = _scores(metrics, cfg)
+        if not outcome.scores:
+            outcome.error = "no score in its metrics.json"
         try:
-            outcome.probes = probe(Path(annotations), predictions)
-        except (OSError, ValueError, LookupError, TypeError):
-            outcome.error = f"{predictions} is damaged"
+            outcome.probes = find_task(cfg).probe(cfg, run.folder)
+        except DatasetError as error:
+            outcome.error = one_line(error)
     return outcome
+
+
+def _scores(metrics: Mapping[str, Mapping[int, float]], cfg: CfgNode) -> dict[str, float]:
+    """Return the last scores of the first test set; those are left out that are not finite."""
+    prefix = f"{cfg.DATASETS.TEST[0]}/" if len(cfg.DATASETS.TEST) > 1 else ""
+    *others, common = find_task(cfg).scores(cfg)  # from the rarest to the one that all models have
+    scores = {}
+    for name in (f"{score}{end}" for score in (common, *others) for end in _BESIDE):
+        values = metrics.get(f"{prefix}{name}", {})
+        last = values[max(values)] if values else math.nan
+        if math.isfinite(last):  # it is not where the data set has nothing to find
+            scores[name] = last
+    return scores
 
 
 def measure_cost(cfg: CfgNode) -> Cost:
@@ -140,5 +143,5 @@ def measure_cost(cfg: CfgNode) -> Cost:
     sides = (cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
     height, width = (math.ceil(side / _DIVISIBLE) * _DIVISIBLE for side in sides)
     with torch.no_grad():
-        flops = count_detector_flops(model, height, width)
+        flops = find_task(cfg).count_flops(model, height, width)
     return Cost(parameters, flops.total, height, width, tuple(sorted(flops.uncounted)))

@@ -13,24 +13,26 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import portalocker
 import torch
 import yaml
 from detectron2.config import CfgNode
 
-from nonlocal_det.errors import ArmError
-from nonlocal_det.experiments.arms import Arm
+from nonlocal_det.config.messages import flatten
+from nonlocal_det.errors import ArmError, ExitCode
+from nonlocal_det.experiments.arms import Arm, check_overrides
+from nonlocal_det.files import write_whole
 
 __all__ = ["Run", "RunRecord", "check_folder", "lock_folder", "plan_runs", "run_all"]
 
 RECORD = "run.json"
 CONSOLE = "console.txt"
 LOCK = ".lock"
-#: What nonlocal_det.tools.train returns when a signal has stopped it after saving.
-STOPPED = 75
 _POLL_SECONDS = 0.2
+_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
+)
 
 
 @dataclass
@@ -106,9 +108,8 @@ class Run:
         Raises:
             OSError: it cannot be written.
         """
-        part = self.folder / f".{RECORD}.tmp"
-        part.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
-        part.replace(self.folder / RECORD)
+        text = json.dumps(asdict(record), indent=1) + "\n"
+        write_whole(self.folder / RECORD, lambda file: file.write(text.encode()))
 
     @property
     def finished(self) -> bool:
@@ -118,7 +119,7 @@ class Run:
     @property
     def stopped(self) -> bool:
         """Whether a signal has stopped its last try, which is no failure."""
-        return self.record().exit_code == STOPPED
+        return self.record().exit_code == ExitCode.STOPPED
 
 
 def plan_runs(
@@ -134,13 +135,11 @@ def plan_runs(
         num_gpus: processes of each training command.
 
     Raises:
-        ArmError: two arms have one name, or overrides set what belongs to single runs.
+        ArmError: two arms have one name, or overrides are no pairs, or set what belongs to single runs.
     """
-    for key in opts[::2]:
-        _check_override(key, "--opts")
+    check_overrides(opts, "--opts")
     for arm in arms:
-        for key in arm.opts[::2]:
-            _check_override(key, f"--arm {arm.name}")
+        check_overrides(arm.opts, f"--arm {arm.name}")
     names = [arm.name for arm in arms]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ArmError(f"arm {sorted(twice)[0]}: named twice; names are folders, so give each its own")
@@ -150,12 +149,6 @@ def plan_runs(
         for seed in arm.seeds or seeds
     ]
     return sorted(runs, key=lambda run: run.seed)  # stable: arms keep their order
-
-
-def _check_override(key: str, where: str) -> None:
-    option = {"SEED": "--seeds", "OUTPUT_DIR": "--output"}.get(key)
-    if option:
-        raise ArmError(f"{where} sets {key}, which is each run's own; use {option}")
 
 
 def check_folder(run: Run, cfg: CfgNode) -> None:
@@ -182,21 +175,13 @@ def check_folder(run: Run, cfg: CfgNode) -> None:
         there = None
     if not isinstance(there, dict):
         return  # nothing there, or damaged: a run that goes on writes it anew
-    there = _flat(there)
-    here = _flat(yaml.safe_load(cfg.dump()))
+    there, here = dict(flatten(there)), dict(flatten(yaml.safe_load(cfg.dump())))
     for key in sorted(there.keys() & here.keys() - {"OUTPUT_DIR"}):
         if there[key] != here[key]:
             raise ArmError(
                 f"{run.folder} holds a run with {key} {there[key]!r}, which is {here[key]!r} now; name "
                 "another --output, or delete that folder"
             )
-
-
-def _flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    keys: dict[str, Any] = {}
-    for key, value in node.items():
-        keys |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return keys
 
 
 @contextlib.contextmanager
@@ -285,11 +270,6 @@ def run_all(
     return not stop
 
 
-_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)
-)
-
-
 def _gpus(place: int, num_gpus: int) -> dict[str, str]:
     """Return the environment that gives a run GPUs of its own; nothing where it may see them all."""
     count = torch.cuda.device_count()
@@ -297,11 +277,8 @@ def _gpus(place: int, num_gpus: int) -> dict[str, str]:
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(number) for number in range(count)]
-    return {
-        "CUDA_VISIBLE_DEVICES": ",".join(
-            names[(place * num_gpus + number) % count] for number in range(num_gpus)
-        )
-    }
+    own = (names[(place * num_gpus + number) % count] for number in range(num_gpus))
+    return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
 class _Process:
@@ -323,11 +300,8 @@ class _Process:
         self._console = (run.folder / CONSOLE).open("ab")
         self._offset = self._console.tell()
         # A run starts its own processes, even if torchrun or Slurm has made this one a part of something.
-        inherited = {
-            name: value for name, value in os.environ.items() if name not in ("RANK", "SLURM_PROCID")
-        }
         environment = {
-            **inherited,
+            **{name: value for name, value in os.environ.items() if name not in ("RANK", "SLURM_PROCID")},
             "OMP_NUM_THREADS": str(threads),
             "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait in a loop take the cores from other runs
             **gpus,
@@ -363,13 +337,18 @@ class _Process:
         self.record.seconds = self._before + time.monotonic() - self._start
         self.record.exit_code = code
         if self._stopped and code < 0:  # before it listened to signals, or by a second one
-            self.record.exit_code = code = STOPPED
-        if code not in (0, STOPPED):
-            with (self.run.folder / CONSOLE).open("rb") as file:
-                file.seek(self._offset)
-                lines = file.read().decode(errors="replace").split("\n")
-            said = [line.rpartition("\r")[2].strip() for line in lines if line.strip()]
-            killed = f"killed by signal {-code}" if code < 0 else f"exit code {code}, no output"
-            self.record.error = said[-1].removeprefix("error: ") if said and code > 0 else killed
+            self.record.exit_code = code = int(ExitCode.STOPPED)
+        if code < 0:
+            self.record.error = f"killed by signal {-code}"
+        elif code not in (ExitCode.OK, ExitCode.STOPPED):
+            self.record.error = self._last_line() or f"exit code {code}, no output"
         self.run.write(self.record)
         return True
+
+    def _last_line(self) -> str:
+        """Return the last line that this try has said; "" where it said nothing."""
+        with (self.run.folder / CONSOLE).open("rb") as file:
+            file.seek(self._offset)
+            lines = file.read().decode(errors="replace").split("\n")
+        said = [line.rpartition("\r")[2].strip() for line in lines if line.strip()]
+        return said[-1].removeprefix("error: ") if said else ""

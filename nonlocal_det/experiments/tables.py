@@ -16,8 +16,8 @@ from nonlocal_det.experiments.statistics import Difference, Summary, paired_diff
 
 __all__ = ["Report", "environment"]
 
-_TASKS = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
-_METRICS = ("AP", "AP50", "AP75")
+#: How the first part of a score is called in heads, where not by its own name, in the order of the columns.
+_HEADS = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 CLASS = "class right"
 HANDS = "hands right"
 _BY_DISTANCE = {
@@ -90,9 +90,10 @@ class Report:
     @property
     def columns(self) -> list[str]:
         """The figures that any run has, in the order of the table."""
-        known = [f"{task}/{metric}" for task in _TASKS for metric in _METRICS] + [CLASS, HANDS]
-        present = {column for outcome in self.outcomes for column in _figures(outcome)}
-        return [column for column in known if column in present]
+        present = sorted({column for outcome in self.outcomes for column in _figures(outcome)})
+        kinds = [column.partition("/")[0] for column in present if "/" in column]
+        order = [*_HEADS, *kinds, CLASS, HANDS]
+        return sorted(present, key=lambda column: order.index(column.partition("/")[0]))
 
     def summary(self, arm: str, column: str) -> Summary | None:
         """Return mean and standard deviation over the finished runs of an arm."""
@@ -112,17 +113,12 @@ class Report:
 
     def markdown(self) -> str:
         """Return the tables: arms, differences, distance, and every single run."""
-        parts = [
-            self._arms_table(),
-            self._differences_table(),
-            *self._distance_tables(),
-            self._runs_table(),
-        ]
+        distances = (self._distance_table(key, head) for key, head in _BY_DISTANCE.items())
+        parts = (self._arms_table(), self._differences_table(), *distances, self._runs_table())
         text = "\n\n".join(part for part in parts if part)
         system = environment()
-        versions = ", ".join(
-            f"{name} {system[name]}" for name in ("python", "torch", "detectron2", "nonlocal_det")
-        )
+        names = ("python", "torch", "detectron2", "nonlocal_det")
+        versions = ", ".join(f"{name} {system[name]}" for name in names)
         machine = f"{system['gpu'] or system['processor']}, {system['cores']} CPU cores"
         command = f"\n\n    {self.command}" if self.command else ""
         return f"{text}\n\n{machine}; {versions}.{command}\n"
@@ -199,19 +195,9 @@ class Report:
         note = "Paired differences of runs with the same seed: mean [95 % confidence interval, Student's t]."
         return f"{_table(rows, ['', *map(_head, columns), 'pairs'])}\n\n{note}"
 
-    def _distance_tables(self) -> list[str]:
-        tables = (self._distance_table(key, head) for key, head in _BY_DISTANCE.items())
-        return [table for table in tables if table]
-
     def _distance_table(self, key: str, head: str) -> str:
-        probes = {
-            arm.name: [
-                outcome.probes[key]
-                for outcome in self.outcomes
-                if outcome.arm == arm.name and key in outcome.probes
-            ]
-            for arm in self.arms
-        }
+        probed = [outcome for outcome in self.outcomes if key in outcome.probes]
+        probes = {arm.name: [one.probes[key] for one in probed if one.arm == arm.name] for arm in self.arms}
         ends = {(row["low"], row["high"]) for runs in probes.values() for run in runs for row in run}
         if not ends:
             return ""
@@ -266,8 +252,8 @@ def _figures(outcome: Outcome) -> dict[str, float]:
 
 
 def _head(column: str) -> str:
-    task, _, metric = column.partition("/")
-    return f"{_TASKS[task]} {metric}" if metric else f"{column} (%)"
+    kind, _, metric = column.partition("/")
+    return f"{_HEADS.get(kind, kind)} {metric}" if metric else f"{column} (%)"
 
 
 def _plus_minus(summary: Summary | None, runs: int) -> str:

@@ -12,19 +12,21 @@ peak above what the process holds just before. A detector is measured with rando
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nonlocal_det.errors import UsageError
-from nonlocal_det.tools.command import command, parse, positive
+from nonlocal_det.errors import MeasurementError, UsageError
+from nonlocal_det.files import write_whole
+from nonlocal_det.tools.command import add_opts, command, make_parser, parse, positive
 
 if TYPE_CHECKING:
-    from nonlocal_det.benchmark import BlockCost, DetectorCost, Ratio
+    from nonlocal_det.benchmark.block import BlockCost
+    from nonlocal_det.benchmark.detector import DetectorCost
 
 __all__ = ["main"]
 
@@ -47,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outputs = [_output(path) for path in (args.json, args.chart) if path]
     configs = _configs(args, device) if args.only != "block" else None
 
-    from nonlocal_det.benchmark import draw_chart
-    from nonlocal_det.errors import MeasurementError
+    from nonlocal_det.benchmark.chart import draw_chart
 
     environment = _environment(device)
     title = "{device}, PyTorch {torch}, {threads} CPU threads".format(**environment)
@@ -65,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             "growth": [_block_record(cost) for cost in growth],
             "detector": _detector_record(detector, args) if detector else None,
         }
-        Path(args.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(content, indent=1) + "\n"
+        write_whole(args.json, lambda file: file.write(text.encode()))
     if args.chart:
-        caption = f"{title}, batch 1, float32"
-        draw_chart(args.chart, blocks, detector, caption)
+        draw_chart(args.chart, blocks, detector, f"{title}, batch 1, float32")
     if outputs:
         print(f"Written: {', '.join(map(str, outputs))}")
     return 0
@@ -78,21 +79,20 @@ def _measure_blocks(args: argparse.Namespace, device: str) -> tuple[list[BlockCo
     """Measure and print the two tables of blocks."""
     from tqdm import tqdm
 
-    from nonlocal_det.benchmark import block_cases, growth_cases, measure_block, measure_growth
+    from nonlocal_det.benchmark import block
 
-    work = [(measure_block, case) for case in block_cases(*args.size)]
-    work += [(measure_growth, case) for case in growth_cases(*args.size)]
+    work = [(block.measure_block, case) for case in block.block_cases(*args.size)]
+    work += [(block.measure_growth, case) for case in block.growth_cases(*args.size)]
     blocks: list[BlockCost] = []
     growth: list[BlockCost] = []
     for measure, case in tqdm(work, desc="blocks", unit="case", disable=None, leave=False):
-        (blocks if measure is measure_block else growth).append(measure(case, device, args.rounds))
+        (blocks if measure is block.measure_block else growth).append(measure(case, device, args.rounds))
 
     print("One block beside the plain matrix form (ratios below 1: the block is cheaper)")
+    heads = "input|pool|f|work|block|matrix|time ratio|quartiles|block MiB|matrix MiB|memory ratio"
     rows = [
         [
-            f"{cost.case.stage} {cost.case.input}",
-            cost.case.pool,
-            cost.case.pairwise,
+            *_case_cells(cost),
             cost.case.work,
             _seconds(cost.seconds),
             _seconds(cost.reference_seconds),
@@ -104,60 +104,45 @@ def _measure_blocks(args: argparse.Namespace, device: str) -> tuple[list[BlockCo
         ]
         for cost in blocks
     ]
-    _print_table(
-        "input|pool|f|work|block|matrix|time ratio|quartiles|block MiB|matrix MiB|memory ratio", rows
-    )
+    _print_table(heads, rows)
     print("Growth with twice the positions, forward + backward")
     rows = [
-        [
-            f"{cost.case.stage} {cost.case.input}",
-            cost.case.pool,
-            cost.case.pairwise,
-            f"{cost.time.median:.2f}",
-            _range(cost.time.quartiles),
-            _number(cost.memory_ratio),
-        ]
-        for cost in growth
+        [*_case_cells(c), f"{c.time.median:.2f}", _range(c.time.quartiles), _number(c.memory_ratio)]
+        for c in growth
     ]
     _print_table("from|pool|f|time factor|quartiles|memory factor", rows)
     return blocks, growth
 
 
+def _case_cells(cost: BlockCost) -> list[str]:
+    return [f"{cost.case.stage} {cost.case.input}", cost.case.pool, cost.case.pairwise]
+
+
 def _measure_detector(args: argparse.Namespace, configs: tuple[Any, Any]) -> DetectorCost:
     """Measure and print the table of the detector."""
-    from nonlocal_det.benchmark import compare_detectors
+    from nonlocal_det.benchmark.detector import compare_detectors
     from nonlocal_det.detection.cost import DETECTIONS, PROPOSALS
 
     height, width = args.size
     cost = compare_detectors(*configs, height, width, args.pairs)
-    print(
-        f"{args.config_file} beside {args.baseline or 'itself without blocks'}, one image of {height}x{width}"
-    )
+    beside = args.baseline or "itself without blocks"
+    print(f"{args.config_file} beside {beside}, one image of {height}x{width}")
+    flops = (cost.baseline_flops.total, cost.flops.total)
+    parameters = (cost.baseline_parameters, cost.parameters)
     rows = [
-        ["GFLOPs", *(f"{f.total / 1e9:.1f}" for f in (cost.baseline_flops, cost.flops))],
-        ["million parameters", *(f"{p / 1e6:.2f}" for p in (cost.baseline_parameters, cost.parameters))],
+        ["GFLOPs", *(f"{f / 1e9:.1f}" for f in flops), f"{flops[1] / flops[0]:.3f}", ""],
+        [
+            "million parameters",
+            *(f"{p / 1e6:.2f}" for p in parameters),
+            f"{parameters[1] / parameters[0]:.3f}",
+            "",
+        ],
     ]
-    rows[0] += [f"{cost.flops.total / cost.baseline_flops.total:.3f}", ""]
-    rows[1] += [f"{cost.parameters / cost.baseline_parameters:.3f}", ""]
     for name, step in (("training step", cost.training), ("inference", cost.inference)):
-        rows.append(
-            [
-                name,
-                _seconds(step.baseline_seconds),
-                _seconds(step.seconds),
-                f"{step.time.median:.3f}",
-                _range(step.time.interval, 3),
-            ]
-        )
-        rows.append(
-            [
-                f"{name}, peak MiB",
-                _mebibytes(step.baseline_memory),
-                _mebibytes(step.memory),
-                _number(step.memory_ratio, 3),
-                "",
-            ]
-        )
+        seconds = (_seconds(step.baseline_seconds), _seconds(step.seconds))
+        rows.append([name, *seconds, f"{step.time.median:.3f}", _range(step.time.interval, 3)])
+        memory = (_mebibytes(step.baseline_memory), _mebibytes(step.memory))
+        rows.append([f"{name}, peak MiB", *memory, _number(step.memory_ratio, 3), ""])
     _print_table("|baseline|with blocks|ratio|95 % interval", rows)
     print(
         f"FLOPs are multiply-adds, counted for {PROPOSALS:,} proposals and {DETECTIONS} detections. Times "
@@ -176,10 +161,10 @@ def _print_table(heads: str, rows: list[list[str]]) -> None:
 
 def _block_record(cost: BlockCost) -> dict[str, Any]:
     return {
-        **dataclasses.asdict(cost.case),
+        **asdict(cost.case),
         "seconds": cost.seconds,
         "reference_seconds": cost.reference_seconds,
-        "time_ratio": _ratio_record(cost.time),
+        "time_ratio": asdict(cost.time),
         "memory_bytes": cost.memory,
         "reference_memory_bytes": cost.reference_memory,
         "memory_ratio": cost.memory_ratio,
@@ -204,16 +189,12 @@ def _detector_record(cost: DetectorCost, args: argparse.Namespace) -> dict[str, 
         record[name] = {
             "seconds": step.seconds,
             "baseline_seconds": step.baseline_seconds,
-            "time_ratio": _ratio_record(step.time),
+            "time_ratio": asdict(step.time),
             "memory_bytes": step.memory,
             "baseline_memory_bytes": step.baseline_memory,
             "memory_ratio": step.memory_ratio,
         }
     return record
-
-
-def _ratio_record(ratio: Ratio) -> dict[str, Any]:
-    return dataclasses.asdict(ratio)
 
 
 def _seconds(value: float) -> str:
@@ -261,9 +242,9 @@ def _device(name: str | None) -> str:
 
 
 def _configs(args: argparse.Namespace, device: str) -> tuple[Any, Any]:
-    """The config with blocks and the one without."""
+    """Return the config with blocks and the one without."""
     from nonlocal_det import get_config
-    from nonlocal_det.benchmark import without_blocks
+    from nonlocal_det.benchmark.detector import without_blocks
     from nonlocal_det.modeling.build import build_on_meta
 
     options = ["MODEL.DEVICE", device, *args.opts]
@@ -287,52 +268,27 @@ def _output(path: str) -> Path:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m nonlocal_det.tools.benchmark",
-        description="Measure what blocks cost: one beside the plain matrix form, and a detector beside its "
-        "baseline. Takes about 10 minutes on 2 CPU cores.",
+    parser = make_parser(
+        "benchmark",
+        "Measure what blocks cost: one beside the plain matrix form, and a detector beside its baseline. "
+        "Takes about 10 minutes on 2 CPU cores.",
     )
-    parser.add_argument("--device", metavar="cpu|cuda", help="by default the GPU if there is one")
-    parser.add_argument(
-        "--only", choices=("block", "detector"), help="leave the other part out; by default both are measured"
-    )
-    parser.add_argument(
-        "--size",
-        type=_size,
-        default=(800, 1344),
-        metavar="HxW",
-        help="the image, in multiples of 32 (default 800x1344); a block's input is 1/16 and 1/8 of it",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=positive,
-        default=5,
-        help="runs of a block, fewer if they take long (default %(default)s)",
-    )
-    parser.add_argument(
-        "--pairs",
-        type=positive,
-        default=10,
-        help="runs of the detector and its baseline (default %(default)s; 6 or more give an interval)",
-    )
-    parser.add_argument(
-        "--config-file",
-        default=CONFIG,
-        metavar="FILE",
-        help="a detector with blocks: a path, or a name under the project's configs/ (default %(default)s)",
-    )
-    parser.add_argument(
-        "--baseline", metavar="FILE", help="what it is compared with (default: itself without blocks)"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write all figures")
-    parser.add_argument("--chart", metavar="FILE.png", help="draw the ratios")
-    parser.add_argument(
-        "--opts",
-        nargs=argparse.REMAINDER,
-        default=[],
-        metavar="KEY VALUE",
-        help="overrides of both configs, last on the line, such as MODEL.NONLOCAL.POOL none",
-    )
+    add = parser.add_argument
+    add("--device", metavar="cpu|cuda", help="by default the GPU if there is one")
+    parts = ("block", "detector")
+    add("--only", choices=parts, help="leave the other part out; by default both are measured")
+    size = "the image, in multiples of 32 (default 800x1344); a block's input is 1/16 and 1/8 of it"
+    add("--size", type=_size, default=(800, 1344), metavar="HxW", help=size)
+    rounds = "runs of a block, fewer if they take long (default %(default)s)"
+    add("--rounds", type=positive, default=5, help=rounds)
+    pairs = "runs of the detector and its baseline (default %(default)s; 6 or more give an interval)"
+    add("--pairs", type=positive, default=10, help=pairs)
+    config = "a detector with blocks: a path, or a name under the project's configs/ (default %(default)s)"
+    add("--config-file", default=CONFIG, metavar="FILE", help=config)
+    add("--baseline", metavar="FILE", help="what it is compared with (default: itself without blocks)")
+    add("--json", metavar="FILE", help="write all figures")
+    add("--chart", metavar="FILE.png", help="draw the ratios")
+    add_opts(parser, "overrides of both configs, last on the line, such as MODEL.NONLOCAL.POOL none")
     args = parse(parser, argv)
     if args.chart and Path(args.chart).suffix.lower() != ".png":
         raise UsageError(f"--chart {args.chart}: the chart is a PNG; write a name ending in .png")

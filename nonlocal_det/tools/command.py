@@ -10,7 +10,7 @@ from typing import NoReturn, ParamSpec
 
 from nonlocal_det.errors import INPUT_ERRORS, ExitCode, UsageError, one_line
 
-__all__ = ["command", "parse", "positive"]
+__all__ = ["add_opts", "command", "make_parser", "parse", "positive"]
 
 P = ParamSpec("P")
 
@@ -45,6 +45,26 @@ def command(main: Callable[P, int | None]) -> Callable[P, int]:
             return _report(str(error))
 
     return run
+
+
+def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
+    """Return the parser of a tool, without flags.
+
+    Args:
+        tool: name of its module in this package.
+        description: what it does.
+    """
+    return argparse.ArgumentParser(prog=f"python -m nonlocal_det.tools.{tool}", description=description)
+
+
+def add_opts(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--opts``, which takes the rest of the line: overrides of a config.
+
+    Args:
+        parser: the tool's parser.
+        what: the help.
+    """
+    parser.add_argument("--opts", nargs=argparse.REMAINDER, default=[], metavar="KEY VALUE", help=what)
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:

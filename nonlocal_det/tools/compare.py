@@ -19,23 +19,24 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nonlocal_det.errors import UsageError
-from nonlocal_det.tools.command import command, parse, positive
+from nonlocal_det.errors import ArmError, ConfigError, ExitCode, UsageError, counted, one_line
+from nonlocal_det.experiments.arms import COMPARISONS, RESULTS, custom_arm, named_arms, parse_seeds
+from nonlocal_det.files import write_whole
+from nonlocal_det.tools.command import add_opts, command, make_parser, parse, positive
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-    from nonlocal_det.experiments import Arm, Cost, Run
-    from nonlocal_det.experiments.runs import RunRecord
+    from nonlocal_det.experiments.arms import Arm
+    from nonlocal_det.experiments.outcomes import Cost
+    from nonlocal_det.experiments.runs import Run, RunRecord
+    from nonlocal_det.experiments.tables import Report
 
 __all__ = ["main"]
-
-EXIT_SOME_FAILED = 3
-EXIT_STOPPED = 75
 
 
 @command
@@ -52,19 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
 
     from nonlocal_det import get_config
-    from nonlocal_det.engine import count_processes
+    from nonlocal_det.engine.launch import count_processes
     from nonlocal_det.engine.task import check_run
-    from nonlocal_det.errors import ArmError
-    from nonlocal_det.experiments import check_folder, lock_folder, parse_seeds, plan_runs
+    from nonlocal_det.experiments.runs import check_folder, lock_folder, plan_runs
 
-    output: Path = args.output
-    words = [
-        "python -m nonlocal_det.tools.compare",
-        *map(shlex.quote, sys.argv[1:] if argv is None else argv),
-    ]
+    words = map(shlex.quote, sys.argv[1:] if argv is None else argv)
+    command_line = " ".join(["python -m nonlocal_det.tools.compare", *words])
     try:
         arms = _arms(args)
-        runs = plan_runs(arms, parse_seeds(args.seeds), output, args.opts, args.num_gpus)
+        runs = plan_runs(arms, parse_seeds(args.seeds), args.output, args.opts, args.num_gpus)
         processes = count_processes(args.num_gpus)
         configs = {}
         for run in runs:
@@ -73,15 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_run(cfg, processes=processes, resume=True)
         _check_test_sets(configs)
         _check_models(configs)
-        with lock_folder(output) as lock:
-            return _compare(args, arms, configs, lock, " ".join(words))
-    except ArmError as error:
-        raise UsageError(str(error)) from None
+        with lock_folder(args.output) as lock:
+            return _compare(args, arms, configs, lock, command_line)
     except OSError as error:
-        where = error.filename or f"--output {output}"
-        raise UsageError(
-            f"{where}: {error.strerror or error}; mend that, and the same command goes on"
-        ) from None
+        where, why = error.filename or f"--output {args.output}", error.strerror or error
+        raise UsageError(f"{where}: {why}; mend that, and the same command goes on") from None
 
 
 def _check_test_sets(configs: Mapping[Run, CfgNode]) -> None:
@@ -98,7 +91,6 @@ def _check_test_sets(configs: Mapping[Run, CfgNode]) -> None:
 
 def _check_models(configs: Mapping[Run, CfgNode]) -> None:
     """Refuse an arm that cannot be built before others are trained."""
-    from nonlocal_det.errors import ConfigError
     from nonlocal_det.modeling.build import build_on_meta
 
     for name, cfg in {run.arm.name: cfg for run, cfg in configs.items() if not run.finished}.items():
@@ -118,16 +110,20 @@ def _compare(
     command_line: str,
 ) -> int:
     """Do what is left of the runs, which are the keys of ``configs``, and write what came out of all."""
-    from nonlocal_det.experiments import Report, collect, draw_curves, draw_distance, run_all
-    from nonlocal_det.experiments.arms import RESULTS
+    from nonlocal_det.experiments.outcomes import collect
+    from nonlocal_det.experiments.runs import run_all
+    from nonlocal_det.experiments.tables import Report
 
-    output, runs = args.output, list(configs)
+    runs = list(configs)
     done = sum(run.finished for run in runs)
-    print(f"{len(arms)} arms, {len(runs)} runs, {done} of them finished before", flush=True)
+    print(
+        f"{counted(len(arms), 'arm')}, {counted(len(runs), 'run')}, {done} of them finished before",
+        flush=True,
+    )
 
     def say(run: Run, record: RunRecord) -> None:
         nonlocal done
-        done += record.exit_code == 0
+        done += record.exit_code == ExitCode.OK
         scores = collect(run, configs[run]).scores
         said = ", ".join(f"{name} {value:.1f}" for name, value in scores.items() if name.endswith("/AP"))
         outcome = record.error or said or ("no score" if run.finished else "stopped")
@@ -139,62 +135,55 @@ def _compare(
     by_arm = {run.arm.name: cfg for run, cfg in configs.items() if run.finished} if whole else {}
     costs = {name: cost for name, cfg in by_arm.items() if (cost := _cost(name, cfg)) is not None}
     report = Report(arms, [collect(run, cfg) for run, cfg in configs.items()], costs, command_line)
-    table = report.markdown()
-    labels = {arm.name: arm.label for arm in arms}
-    curves = args.curves or _two(arms)
-    raw = json.dumps(report.raw(), indent=1) + "\n"
-    writers = (
-        lambda path: path.write_text(table, encoding="utf-8"),
-        lambda path: path.write_text(raw, encoding="utf-8"),
-        lambda path: draw_curves(path, report.outcomes, labels, curves),
-        lambda path: draw_distance(path, report.outcomes, labels),
-    )
-    written = [name for name, write in zip(RESULTS, writers, strict=True) if _replace(output / name, write)]
-    print(f"\n{table}\nWritten to {output}: {', '.join(written)}")
+    _write(report, args.output, args.curves or _two(arms))
     if not whole or any(run.stopped for run in runs):
         print("stopped by a signal; the same command goes on", file=sys.stderr)
-        return EXIT_STOPPED
-    return 0 if all(run.finished for run in runs) else EXIT_SOME_FAILED
+        return ExitCode.STOPPED
+    return ExitCode.OK if all(run.finished for run in runs) else ExitCode.SOME_FAILED
 
 
 def _cost(name: str, cfg: CfgNode) -> Cost | None:
     """Return what an arm costs; None, and say so, where it cannot be counted."""
-    from nonlocal_det.experiments import measure_cost
+    from nonlocal_det.experiments.outcomes import measure_cost
 
     try:
         return measure_cost(cfg)
     except Exception as error:  # whatever it is, it must not take the table of all runs with it
-        said = " ".join(str(error).split()) or type(error).__name__
+        said = one_line(error)
         print(f"warning: arm {name}: its parameters and FLOPs cannot be counted: {said}", file=sys.stderr)
         return None
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> bool:
-    """Write a file as a whole; where there is nothing to write, take away an older one."""
-    part = path.with_name(f".{path.name}")
-    if write(part) is False:
-        path.unlink(missing_ok=True)
-        return False
-    part.replace(path)
-    return True
+def _write(report: Report, output: Path, curves: Sequence[str]) -> None:
+    """Write and print the results; a picture of an older set of arms goes where there is nothing to draw."""
+    from nonlocal_det.experiments.figures import draw_curves, draw_distance
+
+    table, raw = report.markdown(), json.dumps(report.raw(), indent=1) + "\n"
+    labels = {arm.name: arm.label for arm in report.arms}
+    table_path, raw_path, curves_path, distance_path = (output / name for name in RESULTS)
+    write_whole(table_path, lambda file: file.write(table.encode()))
+    write_whole(raw_path, lambda file: file.write(raw.encode()))
+    if not draw_curves(curves_path, report.outcomes, labels, curves):
+        curves_path.unlink(missing_ok=True)
+    if not draw_distance(distance_path, report.outcomes, labels):
+        distance_path.unlink(missing_ok=True)
+    written = [name for name in RESULTS if (output / name).exists()]
+    print(f"\n{table}\nWritten to {output}: {', '.join(written)}")
 
 
 def _arms(args: argparse.Namespace) -> list[Arm]:
-    from nonlocal_det.errors import ArmError
-    from nonlocal_det.experiments import named_arms
-    from nonlocal_det.experiments.arms import custom_arm
-
     arms = named_arms(args.task, args.arms) if args.arms or not args.arm else []
     for words in args.arm:
         arms.append(custom_arm(words, (arms[0].name,) if arms else ()))
+    names = [arm.name for arm in arms]
     for name in args.curves:
-        if name not in {arm.name for arm in arms}:
-            raise ArmError(f"--curves {name}: no such arm; it is one of {', '.join(a.name for a in arms)}")
+        if name not in names:
+            raise ArmError(f"--curves {name}: no such arm; it is one of {', '.join(names)}")
     return arms
 
 
 def _two(arms: Sequence[Arm]) -> list[str]:
-    """The arms whose curves are drawn unless the user names them: the first, and "nl" or the last."""
+    """Return the arms whose curves are drawn unless the user names them: the first, and "nl" or the last."""
     names = [arm.name for arm in arms]
     return list(dict.fromkeys([names[0], "nl" if "nl" in names else names[-1]]))
 
@@ -207,64 +196,27 @@ def _threads(args: argparse.Namespace) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    from nonlocal_det.experiments.arms import TASKS
-
-    tasks = "; ".join(f"{name}: {task.description}" for name, task in TASKS.items())
-    parser = argparse.ArgumentParser(
-        prog="python -m nonlocal_det.tools.compare",
-        description="Train and evaluate several configs with several seeds, and compare them in a table.",
+    tasks = "; ".join(f"{name}: {comparison.description}" for name, comparison in COMPARISONS.items())
+    parser = make_parser(
+        "compare", "Train and evaluate several configs with several seeds, and compare them in a table."
     )
-    parser.add_argument(
-        "--output",
-        type=_folder,
-        required=True,
-        metavar="DIR",
-        help="folder of the runs, the table and the figures",
-    )
-    parser.add_argument("--task", choices=tuple(TASKS), default="context", help=f"{tasks} (%(default)s)")
-    parser.add_argument(
-        "--arms",
-        nargs="+",
-        default=[],
-        metavar="NAME[:SEEDS]",
-        help="arms of the task, each perhaps with seeds of its own, such as nl:0-2; a wrong name lists them",
-    )
-    parser.add_argument(
-        "--arm",
-        nargs="+",
-        action="append",
-        default=[],
-        metavar=("NAME[:SEEDS]=CONFIG", "KEY VALUE"),
-        help="an arm of your own: a config file and overrides; compared with the first arm of the table",
-    )
-    parser.add_argument("--seeds", default="0-4", help="such as 0-4 or 0,1,7 (%(default)s)")
-    parser.add_argument(
-        "--parallel", type=positive, default=1, metavar="N", help="runs at a time (%(default)s)"
-    )
-    parser.add_argument(
-        "--threads", type=positive, metavar="N", help="CPU threads of a run (the cores shared out)"
-    )
-    parser.add_argument(
-        "--num-gpus",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="processes of a run, as in training (%(default)s)",
-    )
-    parser.add_argument(
-        "--curves", nargs="+", default=[], metavar="NAME", help="arms whose training curves are drawn"
-    )
-    parser.add_argument(
-        "--opts",
-        nargs=argparse.REMAINDER,
-        default=[],
-        metavar="KEY VALUE",
-        help="overrides of all arms, last on the line, such as SOLVER.MAX_ITER 100",
-    )
-    args = parse(parser, argv)
-    if len(args.opts) % 2:
-        raise UsageError(f"--opts: overrides come as KEY VALUE pairs, but {args.opts[-1]!r} stands alone")
-    return args
+    add = parser.add_argument
+    output = "folder of the runs, the table and the figures"
+    add("--output", type=_folder, required=True, metavar="DIR", help=output)
+    add("--task", choices=tuple(COMPARISONS), default="context", help=f"{tasks} (%(default)s)")
+    arms = "arms of the task, each perhaps with seeds of its own, such as nl:0-2; a wrong name lists them"
+    add("--arms", nargs="+", default=[], metavar="NAME[:SEEDS]", help=arms)
+    arm = "an arm of your own: a config file and overrides; compared with the first arm of the table"
+    words = ("NAME[:SEEDS]=CONFIG", "KEY VALUE")
+    add("--arm", nargs="+", action="append", default=[], metavar=words, help=arm)
+    add("--seeds", default="0-4", help="such as 0-4 or 0,1,7 (%(default)s)")
+    count = {"type": positive, "metavar": "N"}
+    add("--parallel", **count, default=1, help="runs at a time (%(default)s)")
+    add("--threads", **count, help="CPU threads of a run (the cores shared out)")
+    add("--num-gpus", **count, default=1, help="processes of a run, as in training (%(default)s)")
+    add("--curves", nargs="+", default=[], metavar="NAME", help="arms whose training curves are drawn")
+    add_opts(parser, "overrides of all arms, last on the line, such as SOLVER.MAX_ITER 100")
+    return parse(parser, argv)
 
 
 def _folder(text: str) -> Path:

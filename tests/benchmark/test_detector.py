@@ -3,7 +3,7 @@ import pytest
 pytest.importorskip("detectron2")
 
 from nonlocal_det import ConfigError, get_config
-from nonlocal_det.benchmark import compare_detectors, without_blocks
+from nonlocal_det.benchmark.detector import compare_detectors, without_blocks
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x{}.yaml"
 KEYPOINT = "COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x{}.yaml"

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from nonlocal_det.benchmark import plain_block
+from nonlocal_det.benchmark.plain import plain_block
 from nonlocal_det.layers import PAIRWISE_FUNCTIONS, NonLocalBlock
 
 

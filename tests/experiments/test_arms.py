@@ -8,8 +8,7 @@ from detectron2.modeling import build_model
 
 from nonlocal_det import get_config
 from nonlocal_det.errors import ArmError
-from nonlocal_det.experiments import TASKS, named_arms, parse_seeds
-from nonlocal_det.experiments.arms import custom_arm
+from nonlocal_det.experiments.arms import COMPARISONS, custom_arm, named_arms, parse_seeds
 from nonlocal_det.layers import NonLocalBlock
 
 
@@ -90,7 +89,7 @@ BLOCKS = {
 
 @pytest.mark.parametrize("task", BLOCKS)
 def test_arms_are_what_they_are_called(task):
-    for arm in TASKS[task].arms.values():
+    for arm in COMPARISONS[task].arms.values():
         if task != "table5" or arm.opts:  # else a config file as it stands, which has its own test
             expected = BLOCKS[task].get(arm.name, BLOCKS[task].get(None))
             assert blocks_of(arm) == expected, arm.name
@@ -104,9 +103,9 @@ def test_tables_5_and_6_are_the_papers():
     assert files == [f"R_101_FPN_3x{ending}.yaml" for ending in ("", "_nl_head", "_nl_head_backbone")]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", COMPARISONS)
 def test_arms_are_compared_with_arms_of_their_task(task):
-    arms = TASKS[task].arms
-    assert set(TASKS[task].default) <= set(arms)
+    arms = COMPARISONS[task].arms
+    assert set(COMPARISONS[task].default) <= set(arms)
     for arm in arms.values():
         assert set(arm.against) <= set(arms) - {arm.name}

@@ -15,8 +15,8 @@ import pytest
 from detectron2.config import CfgNode
 
 from nonlocal_det.errors import ArmError
-from nonlocal_det.experiments import Arm, Run, check_folder, lock_folder, plan_runs, run_all
-from nonlocal_det.experiments.runs import RunRecord
+from nonlocal_det.experiments.arms import Arm
+from nonlocal_det.experiments.runs import Run, RunRecord, check_folder, lock_folder, plan_runs, run_all
 
 #: Stands for training: counts its starts in the run's folder, then does what the arm's config says.
 SCRIPT = """

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nonlocal_det.experiments import paired_difference, summarize
+from nonlocal_det.experiments.statistics import paired_difference, summarize
 
 NAN = float("nan")
 

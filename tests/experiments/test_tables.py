@@ -7,20 +7,15 @@ import re
 
 import numpy as np
 import pytest
-from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from PIL import Image
 
-from nonlocal_det.experiments import (
-    Arm,
-    Cost,
-    Outcome,
-    Report,
-    Run,
-    collect,
-    draw_curves,
-    draw_distance,
-)
+from nonlocal_det import get_config
+from nonlocal_det.experiments.arms import Arm
+from nonlocal_det.experiments.figures import draw_curves, draw_distance
+from nonlocal_det.experiments.outcomes import Cost, Outcome, collect
+from nonlocal_det.experiments.runs import Run
+from nonlocal_det.experiments.tables import Report
 
 ARMS = (Arm("base", "Base", "b.yaml"), Arm("nl", "+1 NL", "n.yaml", (), ("base", "other")))
 
@@ -39,6 +34,11 @@ def outcome(arm, seed, ap, *, error="", seconds=100.0, right=None):
 
 def report_of(*outcomes, arms=ARMS):
     return Report(arms, outcomes, {"base": Cost(1_500_000, 2_000_000_000, 64, 96)}, "compare --output x")
+
+
+def config(*test_sets):
+    """A config of a model with boxes and masks."""
+    return get_config("COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x.yaml", ["DATASETS.TEST", test_sets])
 
 
 def cells(text):
@@ -132,7 +132,7 @@ def test_nothing_but_failures():
 
 def test_outcome_from_a_folder(tmp_path):
     run = Run(ARMS[0], 0, tmp_path)
-    cfg = CfgNode({"DATASETS": {"TEST": ("one", "two")}})
+    cfg = config("one", "two")
     assert not collect(run, cfg).finished
     lines = [
         '{"iteration": 19, "total_loss": 3.0, "time": 0.5}',
@@ -155,7 +155,7 @@ def test_outcome_from_a_folder(tmp_path):
 
 def test_a_finished_run_whose_score_is_lost_says_so(tmp_path):
     run = Run(ARMS[0], 0, tmp_path)
-    cfg = CfgNode({"DATASETS": {"TEST": ("one",)}})
+    cfg = config("one")
     (tmp_path / "run.json").write_text('{"exit_code": 0}')
     assert collect(run, cfg).error == "no score in its metrics.json"
     # The last evaluation counts, even if it found nothing that could be scored.
@@ -183,7 +183,7 @@ def test_probes_of_an_outcome_are_those_of_the_first_test_set(tmp_path):
     (tmp_path / "run.json").write_text('{"exit_code": 0}')
     MetadataCatalog.get("comparison_one").set(json_file=str(tmp_path / "truth.json"))
     try:
-        cfg = CfgNode({"DATASETS": {"TEST": ("comparison_one", "comparison_two")}})
+        cfg = config("comparison_one", "comparison_two")
         (row,) = collect(Run(ARMS[0], 0, tmp_path), cfg).probes["distance"]
         for damaged in (b"", b"[{", b"\xff", b'[{"a": 1}]', b"[5]", b"5"):
             (folder / "coco_instances_results.json").write_bytes(damaged)
@@ -210,7 +210,7 @@ def test_predictions_with_too_few_keypoints_are_damaged(tmp_path):
     predictions = tmp_path / "inference" / "coco_instances_results.json"
     MetadataCatalog.get("comparison_one").set(json_file=str(tmp_path / "truth.json"))
     try:
-        cfg = CfgNode({"DATASETS": {"TEST": ("comparison_one",)}})
+        cfg = config("comparison_one")
         predictions.write_text(json.dumps([{**person, "score": 0.5}]))
         assert collect(Run(ARMS[0], 0, tmp_path), cfg).probes["left_hands"]["found"] == 1
         for keypoints in ([1, 1, 2], [1, 1], []):

@@ -5,8 +5,7 @@ import torch
 
 pytest.importorskip("detectron2")
 
-import nonlocal_det.benchmark
-from nonlocal_det.benchmark import block_cases
+from nonlocal_det.benchmark.block import block_cases, growth_cases
 from nonlocal_det.tools.benchmark import main
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x{}.yaml"
@@ -25,9 +24,9 @@ def test_cases_are_the_documented_ones():
 
 def test_tables_json_and_chart(small_options, tmp_path, capsys, monkeypatch):
     # All cases take too long for a test.
-    monkeypatch.setattr(nonlocal_det.benchmark, "block_cases", lambda h, w: block_cases(h, w)[:2])
-    growth = nonlocal_det.benchmark.growth_cases
-    monkeypatch.setattr(nonlocal_det.benchmark, "growth_cases", lambda h, w: growth(h, w)[-1:])
+    cases, growth = block_cases(64, 96)[:2], growth_cases(64, 96)[-1:]
+    monkeypatch.setattr("nonlocal_det.benchmark.block.block_cases", lambda *size: cases)
+    monkeypatch.setattr("nonlocal_det.benchmark.block.growth_cases", lambda *size: growth)
     files = tmp_path / "new" / "figures.json", tmp_path / "new" / "chart.png"
     flags = ["--device", "cpu", "--size", "64x96", "--rounds", "2", "--pairs", "1"]
     outputs = ["--json", str(files[0]), "--chart", str(files[1])]

@@ -8,13 +8,12 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from nonlocal_det.detection.synthetic.squares import write_context
-from nonlocal_det.experiments import lock_folder
+from nonlocal_det.experiments.runs import lock_folder
 from nonlocal_det.tools.compare import main
 
 PEOPLE = "Quick/mask_keypoint_rcnn_R_50_FPN_nl_people.yaml"
@@ -197,7 +196,7 @@ def test_a_full_disk_is_one_line(arguments, tmp_path, capsys, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     (tmp_path / "table.md").write_text("old")
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("os.fsync", full)
     for name in ("nl", "baseline"):  # marked as finished by hand, so that nothing is run
         folder = tmp_path / name / "seed0"
         folder.mkdir(parents=True)
