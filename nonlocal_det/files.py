@@ -106,7 +106,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.replace(partial, path)
     except OSError as error:
         if _HIDDEN in str(error.filename):
-            error.filename, error.filename2 = str(path), None  # the name that the user knows
+            error.filename = str(path)  # the one that the user knows
+            del error.filename2
         raise
 
 
