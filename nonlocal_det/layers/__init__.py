@@ -5,6 +5,7 @@ functions are Eq. 1 with the f of Eq. 2 to 5.
 """
 
 from .forms import FORMS, evaluate_with
+from .kernels import settle_kernels
 from .non_local import INITS, POOLS, NonLocalBlock
 from .norm import NORMS
 from .pairwise import (
@@ -15,7 +16,6 @@ from .pairwise import (
     dot_product_weights,
     gaussian,
     gaussian_weights,
-    pairwise_flops,
 )
 
 __all__ = [
@@ -32,5 +32,5 @@ __all__ = [
     "evaluate_with",
     "gaussian",
     "gaussian_weights",
-    "pairwise_flops",
+    "settle_kernels",
 ]

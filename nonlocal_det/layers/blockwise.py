@@ -21,7 +21,7 @@ _MIN_ROWS = 256  # with fewer rows the matrix products are slower, whatever the 
 
 
 class ChunkedGaussian(Function):
-    """Softmax attention (Eq. 2, Eq. 3) over chunks of queries.
+    """Softmax attention (Eq. 2, Eq. 3) over chunks of queries: theta [B, D, N], phi [B, D, M], g [B, V, M].
 
     The forward pass keeps the weights of the first chunks, up to `keep_bytes`; the backward pass computes the
     others again. So the extra memory is bounded, at the cost of at most one more matrix product than the
@@ -32,7 +32,7 @@ class ChunkedGaussian(Function):
     def forward(
         ctx: Any, theta: Tensor, phi: Tensor, g: Tensor, scale: float, chunk_bytes: int, keep_bytes: int
     ) -> Tensor:
-        """Takes theta [B, D, N], phi [B, D, M], g [B, V, M]; returns y [B, V, N]."""
+        """Return y [B, V, N]."""
         chunks = _chunks(theta, phi, chunk_bytes)
         y = g.new_empty(g.shape[0], g.shape[1], theta.shape[2])
         scratch = _Scratch(chunks, phi)
@@ -52,7 +52,7 @@ class ChunkedGaussian(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Takes dy [B, V, N]; returns the gradients of theta, phi and g."""
+        """Return the gradients of theta, phi and g, of dy [B, V, N]."""
         theta, phi, g, *kept = ctx.saved_tensors
         need_theta, need_phi, need_g = ctx.needs_input_grad[:3]
         dy = dy.contiguous()
@@ -89,13 +89,13 @@ class ChunkedGaussian(Function):
 
 
 def _weights(q: Tensor, phi: Tensor, scale: float, logits: Tensor, weights: Tensor) -> None:
-    """Writes softmax(scale * q^T phi) [b, n, M] to weights, through the scratch space logits."""
+    """Write softmax(scale * q^T phi) [b, n, M] to weights, through the scratch space logits."""
     logits.baddbmm_(q.transpose(1, 2), phi, beta=0, alpha=scale)
     torch.softmax(logits, dim=2, out=weights)
 
 
 def _chunks(theta: Tensor, phi: Tensor, chunk_bytes: int) -> list[tuple[slice, slice]]:
-    """Splits the B x N queries into (samples, rows) whose weights take about chunk_bytes."""
+    """Split the B x N queries into (samples, rows) whose weights take about chunk_bytes."""
     batch, _, queries = theta.shape
     row_bytes = phi.shape[2] * phi.element_size()
     rows = max(_MIN_ROWS, chunk_bytes // row_bytes)
@@ -131,14 +131,15 @@ def _length(part: slice) -> int:
 
 
 class SortedConcatenation(Function):
-    """Sum of ReLU(a_i + b_j) g_j over j (Eq. 5 without 1 / C(x)) by sorting, for blocks of channels.
+    """Sum of ReLU(a_i + b_j) g_j over j (Eq. 5 without 1 / C(x)) by sorting: a [B, N], b [B, M], g [B, V, M].
 
-    See `sorted_sums`. The gradient of g is the same sum with queries and keys exchanged.
+    See `sorted_sums`; it is done for blocks of channels. The gradient of g is the same sum with queries and
+    keys exchanged.
     """
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, g: Tensor, chunk_bytes: int) -> Tensor:
-        """Takes a [B, N], b [B, M], g [B, V, M]; returns y [B, V, N]."""
+        """Return y [B, V, N]."""
         y = g.new_empty(g.shape[0], g.shape[1], a.shape[1])
         order, count = prefix_order(a, b)
         for part in _channel_parts(a, b, g, chunk_bytes):
@@ -150,7 +151,7 @@ class SortedConcatenation(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Takes dy [B, V, N]; returns the gradients of a, b and g."""
+        """Return the gradients of a, b and g, of dy [B, V, N]."""
         a, b, g = ctx.saved_tensors
         da, db, dg = torch.zeros_like(a), torch.zeros_like(b), torch.empty_like(g)
         order, count = prefix_order(a, b)
@@ -163,45 +164,28 @@ class SortedConcatenation(Function):
 
 
 def prefix_order(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Order of the keys in which those that are on for a query, -b_j < a_i, come first.
+    """Return the order of keys [B, M] in which those that are on for a query come first, and how many are.
 
-    The comparison is that of the exact values, so ties (b_j = -a_i, where ReLU and its gradient are 0) are
-    exact.
-
-    Args:
-        a: query terms [B, N].
-        b: key terms [B, M].
-
-    Returns:
-        The order of the keys [B, M], and how many are on for each query [B, N].
+    Key j is on for query i where -b_j < a_i, of a [B, N] and b [B, M]. The values compared are exact, so ties
+    (b_j = -a_i, where ReLU and its gradient are 0) are too.
     """
     ascending, order = torch.sort(-b, dim=1, stable=True)
     return order, torch.searchsorted(ascending, a.contiguous())
 
 
 def prefix_sums(values: Tensor, order: Tensor, count: Tensor) -> Tensor:
-    """For each query, the sum over the keys that are on of values [B, V, M]; returns [B, V, N]."""
+    """Return for each query the sum of values [B, V, M] over the keys that are on, [B, V, N]."""
     channels = values.shape[1]
     sums = values.gather(2, order.unsqueeze(1).expand(-1, channels, -1)).cumsum(dim=2)
     return F.pad(sums, [1, 0]).gather(2, count.unsqueeze(1).expand(-1, channels, -1))
 
 
 def sorted_sums(a: Tensor, b: Tensor, values: Tensor, order: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums ReLU(a_i + b_j) v_j over j.
+    """Return the sums of ReLU(a_i + b_j) v_j over j, and of v_j over the keys that are on, each [B, V, N].
 
-    They are a_i * (sum of v_j) + (sum of b_j v_j), both over the keys that are on.
-    Only a_i + b_j matters, so both are shifted to where b has mean zero: without that, opposite offsets of a
-    and b cancel between the two sums, and fp32 loses them.
-
-    Args:
-        a: query terms [B, N].
-        b: key terms [B, M].
-        values: [B, V, M].
-        order: order of the keys, from `prefix_order`.
-        count: keys that are on for each query, from `prefix_order`.
-
-    Returns:
-        The sums [B, V, N], and the sums of v_j alone over the keys that are on [B, V, N].
+    The first are a_i * (sum of v_j) + (sum of b_j v_j), both over the keys that are on. Only a_i + b_j
+    matters, so both are shifted to where b has mean zero: without that, opposite offsets of a and b cancel
+    between the two sums, and fp32 loses them. `order` and `count` are those of `prefix_order`.
     """
     shift = b.mean(dim=1, keepdim=True).detach()
     on = prefix_sums(values, order, count)

@@ -1,7 +1,8 @@
 """Which exact form evaluates a pairwise function: chosen by size and device, never by the user.
 
-All forms of a function give the same result up to rounding. The limits below were measured (CPU) or are
-measured at first use (CUDA: fused attention against chunks).
+All forms of a function give the same result up to rounding. The limits below were measured on a CPU. On CUDA
+fused attention is measured against chunks: once a process at its first use, or before that by `settle`, with
+which several processes choose alike. A forward pass never waits for another process.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cache
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 MIB = 1 << 20
 
@@ -28,27 +30,37 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Byte limits of the forms on one kind of device, for one call (all samples of a batch together).
+    """Byte limits of the forms on one kind of device, for one call (all samples of a batch together)."""
 
-    Args:
-        matrix: largest N x M matrix that is built whole.
-        chunk: size of one chunk of rows of the matrix (the Gaussian functions) or of channels
-        (concatenation).
-        keep: how much of the weights the chunked form keeps for its backward pass, in units of the bytes of
-            theta and y, so that memory grows with the positions and not with their square. It computes the
-            others again, which costs a seventh matrix product.
-    """
-
-    matrix: int
-    chunk: int
+    matrix: int  # largest N x M matrix that is built whole
+    chunk: int  # one chunk of rows of the matrix (the Gaussian functions) or of channels (concatenation)
+    # How much of the weights the chunked form keeps for its backward pass, in units of the bytes of theta and
+    # y, so that memory grows with the positions and not with their square. It computes the others again, which
+    # costs a seventh matrix product.
     keep: float
 
 
 # CPU: chunks that stay in the last-level cache. CUDA: large enough to keep the device busy.
 _LIMITS = {"cpu": Limits(4 * MIB, 4 * MIB, 2.0), "cuda": Limits(64 * MIB, 128 * MIB, 1.0)}
 
-_forced: list[str] = []
-_limits: list[Limits] = []
+_forced_form: ContextVar[str | None] = ContextVar("_forced_form", default=None)
+_forced_limits: ContextVar[Limits | None] = ContextVar("_forced_limits", default=None)
+
+
+class GaussianCase(NamedTuple):
+    """What the faster form of a large Gaussian function depends on."""
+
+    device: str  # its type
+    dtype: torch.dtype  # of theta and phi
+    compared: int  # D, length of theta_i and phi_j
+    values: int  # V, length of g_j
+
+
+Gaussian = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""(theta [B, D, N], phi [B, D, M], g [B, V, M], scale) -> y [B, V, N], in the form that is forced."""
+
+# What this process has measured, or was told: it holds for the hardware, so for all models alike.
+_settled: dict[GaussianCase, str] = {}
 
 
 @contextlib.contextmanager
@@ -59,7 +71,7 @@ def evaluate_with(
     chunk_bytes: int | None = None,
     keep: float | None = None,
 ) -> Iterator[None]:
-    """Forces a form, or other byte limits, on the pairwise functions called inside.
+    """Force a form, or other byte limits, on the pairwise functions called inside, by this thread.
 
     For tests and measurements: the choice made without it is meant to be right.
 
@@ -78,38 +90,38 @@ def evaluate_with(
         raise ValueError(f"form={form!r} is unknown; use one of {known}")
     changes = {"matrix": matrix_bytes, "chunk": chunk_bytes, "keep": keep}
     changes = {name: value for name, value in changes.items() if value is not None}
-    before = _forced[:], _limits[:]
-    if form is not None:
-        _forced[:] = [form]
+    limits = _forced_limits.get()
     if changes:
-        _limits[:] = [replace(_limits[0] if _limits else _LIMITS["cpu"], **changes)]
+        limits = replace(limits or _LIMITS["cpu"], **changes)
+    form_before = _forced_form.set(form or _forced_form.get())
+    limits_before = _forced_limits.set(limits)
     try:
         yield
     finally:
-        _forced[:], _limits[:] = before
+        _forced_form.reset(form_before)
+        _forced_limits.reset(limits_before)
 
 
 def limits_for(device: torch.device) -> Limits:
-    """The byte limits on a device."""
-    if _limits:
-        return _limits[0]
-    return _LIMITS.get(device.type, _LIMITS["cuda"])
+    """Return the byte limits on a device."""
+    return _forced_limits.get() or _LIMITS.get(device.type, _LIMITS["cuda"])
 
 
-def choose_form(function: str, theta: Tensor, phi: Tensor, g: Tensor) -> str:
-    """The form to evaluate a function with.
+def choose_form(
+    function: str, theta: Tensor, phi: Tensor, g: Tensor, gaussian: Gaussian | None = None
+) -> str:
+    """Return the form to evaluate a function with, one of `FORMS[function]`.
 
     Args:
         function: a key of `FORMS`.
         theta: queries [B, D, N].
         phi: keys [B, D, M].
         g: values [B, V, M].
-
-    Returns:
-        One of `FORMS[function]`.
+        gaussian: what may be timed on CUDA, once; without it that is left to `settle`.
     """
-    if _forced and _forced[0] in FORMS[function]:
-        return _forced[0]
+    forced = _forced_form.get()
+    if forced in FORMS[function]:
+        return forced
     batch, compared, queries = theta.shape
     values, keys = g.shape[1:]
     if function == "dot_product":
@@ -124,33 +136,52 @@ def choose_form(function: str, theta: Tensor, phi: Tensor, g: Tensor) -> str:
     if theta.is_cuda and not (
         torch.are_deterministic_algorithms_enabled() or torch.cuda.is_current_stream_capturing()
     ):
-        return fastest_gaussian_form(theta.device, theta.dtype, compared, values)
+        with torch.cuda.device_of(theta):
+            return settled_form(GaussianCase(theta.device.type, theta.dtype, compared, values), gaussian)
     return "chunked"
 
 
-@cache
-def fastest_gaussian_form(device: torch.device, dtype: torch.dtype, compared: int, values: int) -> str:
-    """Times fused attention and chunks once on a device, forward and backward, and names the faster.
+def settled_form(case: GaussianCase, gaussian: Gaussian | None = None) -> str:
+    """Return the form that was settled for a case, "fused" or "chunked".
 
-    Args:
-        device: where to measure.
-        dtype: type of theta, phi and g.
-        compared: D, length of theta_i and phi_j.
-        values: V, length of g_j.
-
-    Returns:
-        "fused" or "chunked"; "chunked" where no fused kernel takes these lengths.
+    Where none was, a process that is alone measures now. One of several takes "chunked", which fits every
+    case: it cannot know whether the others come here too, and forms that differ round differently.
     """
-    from .pairwise import gaussian  # here: pairwise.py imports this module
+    if case not in _settled and gaussian is not None and _processes() == 1:
+        settle([case], gaussian)
+    return _settled.get(case, "chunked")
 
+
+def settle(cases: Iterable[GaussianCase], gaussian: Gaussian) -> None:
+    """Measure cases that have no form yet. Of several processes the first decides for all.
+
+    With torch.distributed's default group all of its processes must call this together, with equal cases.
+    """
+    cases = sorted(set(cases), key=str)
+    forms = [_settled.get(case) for case in cases]
+    several = _processes() > 1
+    if not several or distributed.get_rank() == 0:
+        forms = [
+            form or fastest_gaussian_form(case, gaussian) for case, form in zip(cases, forms, strict=True)
+        ]
+    if several and cases:
+        distributed.broadcast_object_list(forms, src=0)
+    _settled.update(zip(cases, forms, strict=True))
+
+
+def fastest_gaussian_form(case: GaussianCase, gaussian: Gaussian) -> str:
+    """Time fused attention and chunks, forward and backward, on the current device; return the faster.
+
+    That is "fused" or "chunked"; "chunked" where no fused kernel takes the case.
+    """
     queries, keys = 4096, 1024
     # Zeros: times do not depend on the values, and a random draw would change the user's sequence.
-    shapes = ((1, compared, queries), (1, compared, keys), (1, values, keys))
-    inputs = [torch.zeros(s, device=device, dtype=dtype, requires_grad=True) for s in shapes]
+    shapes = ((1, case.compared, queries), (1, case.compared, keys), (1, case.values, keys))
+    inputs = [torch.zeros(s, device=case.device, dtype=case.dtype, requires_grad=True) for s in shapes]
 
     def step() -> None:
         with torch.enable_grad():
-            y = gaussian(*inputs, compared**-0.5)
+            y = gaussian(*inputs, case.compared**-0.5)
         torch.autograd.grad(y, inputs, torch.ones_like(y))
 
     times = {}
@@ -158,21 +189,26 @@ def fastest_gaussian_form(device: torch.device, dtype: torch.dtype, compared: in
         with evaluate_with(form), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says at length why a kernel does not fit
             try:
-                times[form] = _seconds(step, device)
+                times[form] = _seconds(step, case.device)
             except RuntimeError:  # no fused kernel for this device, type or length, or no memory
                 continue
     return min(times, key=times.__getitem__, default="chunked")
 
 
-def _seconds(step: Callable[[], None], device: torch.device, repeats: int = 3) -> float:
-    """Shortest of a few runs after one that warms up."""
-    best = float("inf")
+def _seconds(step: Callable[[], None], device: str, repeats: int = 3) -> float:
+    """Return the shortest of a few runs after one that warms up."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times = []
     for _ in range(repeats + 1):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize()
         start = time.perf_counter()
         step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best
+        synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _processes() -> int:
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return 1

@@ -37,7 +37,7 @@ class _NormMixin:
         return x
 
     def _convolve(self, x: Tensor) -> Tensor:
-        """Keeps float32 input in float32: autocast to float16 it might be infinite, and 0 * inf is NaN."""
+        """Keep float32 input in float32: autocast to float16 it might be infinite, and 0 * inf is NaN."""
         if x.dtype != torch.float32:
             return self._conv_forward(x.to(self.weight.dtype), self.weight, self.bias)
         with full_precision(x.device):
@@ -136,7 +136,7 @@ class NonLocalBlock(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Sets the starting values: `init` everywhere, biases zero, exactly one of gamma and W_z zero."""
+        """Set the starting values: `init` everywhere, biases zero, exactly one of gamma and W_z zero."""
         norm = self.w_z.norm
         gamma = getattr(norm, "weight", None)
         for layer in (self.theta, self.phi, self.g, self.w_f, self.w_z):
@@ -156,19 +156,19 @@ class NonLocalBlock(nn.Module):
             nn.init.zeros_(norm.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Applies the block.
+        """Return z [B, C, *spatial].
 
         Args:
             x: feature map [B, C, *spatial]; B may be 0, every spatial axis has at least one position.
-
-        Returns:
-            z [B, C, *spatial].
 
         Raises:
             ValueError: x has another number of axes than ndim + 2.
         """
         self._check_input(x)
-        keys, values = self._keys_and_values(x)
+        source = self._source(x)
+        keys = source if self.phi is None else self.phi(source)
+        # g before the keys are pooled: gradients are summed in the order of the forward pass.
+        values, keys = self._pooled(self.g(source)), self._pooled(keys)
         theta = x if self.theta is None else self.theta(x)
         theta = theta.flatten(2)
         if self.w_f is not None:
@@ -182,7 +182,7 @@ class NonLocalBlock(nn.Module):
 
     @torch.no_grad()
     def attention(self, x: Tensor, queries: Tensor) -> Tensor:
-        """The weights f(x_i, x_j) / C(x) of Eq. 1 that given positions i put on every key position j.
+        """Return the weights f(x_i, x_j) / C(x) of Eq. 1 that given positions i put on every key position j.
 
         Args:
             x: feature map [B, C, *spatial].
@@ -205,7 +205,8 @@ class NonLocalBlock(nn.Module):
             cells = theta.transpose(1, 2).flatten(0, 1)
             cells = self.theta(cells.view(*cells.shape, *[1] * self.ndim)).flatten(1)
             theta = cells.unflatten(0, index.shape).transpose(1, 2)
-        keys = self._keys(x)
+        source = self._source(x)
+        keys = self._pooled(source if self.phi is None else self.phi(source))
         grid = keys.shape[2:]
         phi = keys.flatten(2)
         with full_precision(x.device):
@@ -218,22 +219,12 @@ class NonLocalBlock(nn.Module):
                 weights = gaussian_weights(theta, phi, self.logit_scale)
         return weights.unflatten(2, grid)
 
-    def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys phi and values g of the key positions, [B, D, *key_grid] and [B, C', *key_grid]."""
-        if self.pool == "input":
-            x = _subsample(x)
-        keys = x if self.phi is None else self.phi(x)
-        values = self.g(x)
-        if self.pool == "embedding":
-            keys, values = _subsample(keys), _subsample(values)
-        return keys, values
+    def _source(self, x: Tensor) -> Tensor:
+        """Return what phi and g read."""
+        return _subsample(x) if self.pool == "input" else x
 
-    def _keys(self, x: Tensor) -> Tensor:
-        """Keys phi alone, [B, D, *key_grid]."""
-        if self.pool == "input":
-            x = _subsample(x)
-        keys = x if self.phi is None else self.phi(x)
-        return _subsample(keys) if self.pool == "embedding" else keys
+    def _pooled(self, embedding: Tensor) -> Tensor:
+        return _subsample(embedding) if self.pool == "embedding" else embedding
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() != self.ndim + 2:
@@ -243,7 +234,7 @@ class NonLocalBlock(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        """The options, for printing."""
+        """Return the options, for printing."""
         return (
             f"{self.in_channels}, {self.inter_channels}, ndim={self.ndim}, pairwise={self.pairwise!r}, "
             f"pool={self.pool!r}, scale={self.scale}"
@@ -262,7 +253,7 @@ def _subsample(x: Tensor) -> Tensor:
 
 
 def _flat_index(queries: Tensor, x: Tensor) -> Tensor:
-    """Checks cells [Q, ndim] or [B, Q, ndim] of x and returns their row-major positions [B, Q]."""
+    """Check cells [Q, ndim] or [B, Q, ndim] of x and return their row-major positions [B, Q]."""
     batch, size = x.shape[0], list(x.shape[2:])
     if queries.is_floating_point() or queries.is_complex() or queries.dtype == torch.bool:
         raise ValueError(f"queries are {queries.dtype}; give integer cells (torch.int64)")

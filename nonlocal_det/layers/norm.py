@@ -14,7 +14,7 @@ _BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 def build_norm(norm: str | Callable[[int], nn.Module | None], channels: int, ndim: int) -> nn.Module | None:
-    """Makes the norm for a feature map [B, channels, *spatial].
+    """Make the norm for a feature map [B, channels, *spatial].
 
     Args:
         norm: one of `NORMS`, or a callable that takes the channel count and returns a module or None. "GN"

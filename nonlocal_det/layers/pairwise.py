@@ -20,64 +20,54 @@ PAIRWISE_FUNCTIONS = ("embedded_gaussian", "gaussian", "dot_product", "concatena
 
 
 def gaussian_weights(theta: Tensor, phi: Tensor, scale: float = 1.0) -> Tensor:
-    """Normalised weights f / C(x) of Eq. 2 and Eq. 3: a softmax over the keys.
+    """Return the weights f / C(x) of Eq. 2 and Eq. 3, [B, N, M]: a softmax over the keys.
 
     Args:
         theta: queries [B, D, N].
         phi: keys [B, D, M].
         scale: factor of the logits theta_i . phi_j.
-
-    Returns:
-        Weights [B, N, M]; each row sums to 1.
     """
     return torch.softmax(torch.matmul(theta.transpose(1, 2) * scale, phi), dim=-1)
 
 
 def dot_product_weights(theta: Tensor, phi: Tensor) -> Tensor:
-    """Normalised weights f / C(x) of Eq. 4: (theta_i . phi_j) / M, which may be negative.
+    """Return the weights f / C(x) of Eq. 4, [B, N, M]: (theta_i . phi_j) / M, which may be negative.
 
     Args:
         theta: queries [B, D, N].
         phi: keys [B, D, M].
-
-    Returns:
-        Weights [B, N, M].
     """
     return torch.matmul(theta.transpose(1, 2), phi) / phi.shape[2]
 
 
 def concatenation_weights(theta: Tensor, phi: Tensor, w_f: Tensor) -> Tensor:
-    """Normalised weights f / C(x) of Eq. 5: ReLU(w_f . [theta_i, phi_j]) / M.
+    """Return the weights f / C(x) of Eq. 5, [B, N, M]: ReLU(w_f . [theta_i, phi_j]) / M.
 
     Args:
         theta: queries [B, D, N].
         phi: keys [B, D, M].
         w_f: weight vector [1, 2D], the half for theta first.
-
-    Returns:
-        Weights [B, N, M].
     """
     a, b = _concatenation_terms(theta, phi, w_f)
     return torch.relu(a.unsqueeze(2) + b.unsqueeze(1)) / phi.shape[2]
 
 
 def _concatenation_terms(theta: Tensor, phi: Tensor, w_f: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits w_f . [theta_i, phi_j] into a_i + b_j, a [B, N] and b [B, M]."""
+    """Split w_f . [theta_i, phi_j] into a_i + b_j, a [B, N] and b [B, M]."""
     w_theta, w_phi = w_f.reshape(-1).chunk(2)
     return torch.matmul(w_theta, theta), torch.matmul(w_phi, phi)
 
 
 def gaussian(theta: Tensor, phi: Tensor, g: Tensor, scale: float = 1.0) -> Tensor:
-    """Eq. 1 with the Gaussian (Eq. 2: theta = phi = x) or the embedded Gaussian (Eq. 3).
+    """Return y of Eq. 1 with the Gaussian (Eq. 2: theta = phi = x) or the embedded Gaussian (Eq. 3).
+
+    It is of g's type, as it lies between the values.
 
     Args:
         theta: queries [B, D, N].
         phi: keys [B, D, M].
         g: values [B, V, M].
         scale: factor of the logits theta_i . phi_j.
-
-    Returns:
-        y [B, V, N], of g's type: it lies between the values.
     """
     if torch.jit.is_scripting():  # noqa: SIM108 (TorchScript skips a branch, not half an expression)
         y = _fused_gaussian(theta, phi, g, scale)
@@ -87,15 +77,14 @@ def gaussian(theta: Tensor, phi: Tensor, g: Tensor, scale: float = 1.0) -> Tenso
 
 
 def dot_product(theta: Tensor, phi: Tensor, g: Tensor) -> Tensor:
-    """Eq. 1 with the dot product (Eq. 4), C(x) = M.
+    """Return y of Eq. 1 with the dot product (Eq. 4), C(x) = M.
+
+    It is of g's type, but float32 for float16, whose range it can exceed.
 
     Args:
         theta: queries [B, D, N].
         phi: keys [B, D, M].
         g: values [B, V, M].
-
-    Returns:
-        y [B, V, N], of g's type, but float32 for float16, whose range it can exceed.
     """
     if torch.jit.is_scripting():
         y = _rearranged_dot_product(at_least_float(theta), at_least_float(phi), at_least_float(g))
@@ -106,16 +95,15 @@ def dot_product(theta: Tensor, phi: Tensor, g: Tensor) -> Tensor:
 
 
 def concatenation(theta: Tensor, phi: Tensor, g: Tensor, w_f: Tensor) -> Tensor:
-    """Eq. 1 with the concatenation (Eq. 5), C(x) = M.
+    """Return y of Eq. 1 with the concatenation (Eq. 5), C(x) = M.
+
+    It is of g's type, but float32 for float16, whose range it can exceed.
 
     Args:
         theta: queries [B, D, N].
         phi: keys [B, D, M].
         g: values [B, V, M].
         w_f: weight vector [1, 2D], the half for theta first.
-
-    Returns:
-        y [B, V, N], of g's type, but float32 for float16, whose range it can exceed.
     """
     if torch.jit.is_scripting():
         a, b = _concatenation_terms(at_least_float(theta), at_least_float(phi), at_least_float(w_f))
@@ -125,41 +113,11 @@ def concatenation(theta: Tensor, phi: Tensor, g: Tensor, w_f: Tensor) -> Tensor:
     return y
 
 
-def pairwise_flops(pairwise: str, batch: int, queries: int, keys: int, compared: int, values: int) -> int:
-    """Multiply-adds of one pairwise function, for tools that count operations.
-
-    The forward pass of Eq. 1 alone, without the convolutions around it. Counters do not see into custom
-    autograd functions, fused attention, sorts and prefix sums; this is what they miss.
-
-    Args:
-        pairwise: one of `PAIRWISE_FUNCTIONS`.
-        batch: B.
-        queries: N, positions of x.
-        keys: M, positions after pooling.
-        compared: D, length of theta_i and phi_j.
-        values: V, length of g_j and y_i.
-
-    Returns:
-        Multiply-adds, counted as fvcore does (one each). A sort of n numbers counts n log2(n).
-
-    Raises:
-        ValueError: an unknown function.
-    """
-    if pairwise in ("gaussian", "embedded_gaussian"):
-        return batch * queries * keys * (compared + values)
-    if pairwise == "dot_product":
-        return batch * min(queries * keys * (compared + values), (queries + keys) * compared * values)
-    if pairwise == "concatenation":
-        sorting = (queries + keys) * max(1, keys - 1).bit_length()
-        return batch * ((queries + keys) * compared + 2 * (queries + keys) * values + sorting)
-    raise ValueError(f"pairwise={pairwise!r} is unknown; use one of {list(PAIRWISE_FUNCTIONS)}")
-
-
 def _gaussian(theta: Tensor, phi: Tensor, g: Tensor, scale: float) -> Tensor:
     with full_precision(g.device):
         if _is_captured():
             return _fused_gaussian(theta, phi, g, scale)
-        form = choose_form("gaussian", theta, phi, g)
+        form = choose_form("gaussian", theta, phi, g, gaussian)
         if form == "fused":
             # Without this list torch would fall back to the whole matrix where it has no fused kernel.
             with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
@@ -228,12 +186,12 @@ def _sorted_concatenation(a: Tensor, b: Tensor, g: Tensor) -> Tensor:
 
 
 def _as_values(y: Tensor, g: Tensor) -> Tensor:
-    """Casts y back to g's type unless that is float16, whose range an unnormalised sum can exceed."""
+    """Cast y back to g's type unless that is float16, whose range an unnormalised sum can exceed."""
     return y if g.dtype == torch.float16 else y.to(g.dtype)
 
 
 def _is_captured() -> bool:
-    """Whether torch records the operations now: custom autograd functions would get in its way."""
+    """Return whether torch records the operations now: custom autograd functions would get in its way."""
     return torch.jit.is_tracing() or torch.compiler.is_compiling()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Switches autocast off on a device. The tensors inside must be cast by the caller."""
+    """Switch autocast off on a device. The tensors inside must be cast by the caller."""
     # The meta device has no autocast, and asking about it raises.
     if device.type != "meta" and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
@@ -17,5 +17,5 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[No
 
 
 def at_least_float(x: Tensor) -> Tensor:
-    """Float16 and bfloat16 as float32; float32 and float64 as they are."""
+    """Return float16 and bfloat16 as float32, float32 and float64 as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -5,7 +5,16 @@ import torch
 from non_local_reference import plain_matrix
 from torch import nn
 
-from nonlocal_det.layers import FORMS, NonLocalBlock, concatenation, dot_product, evaluate_with, gaussian
+from nonlocal_det.layers import (
+    FORMS,
+    NonLocalBlock,
+    concatenation,
+    dot_product,
+    evaluate_with,
+    gaussian,
+    settle_kernels,
+)
+from nonlocal_det.layers.forms import GaussianCase, settled_form
 
 pytestmark = [
     pytest.mark.gpu,
@@ -100,3 +109,16 @@ def test_block_equals_the_cpu(pairwise):
     x = torch.randn(2, 64, 31, 45, dtype=torch.float64)
     expected = block(x)
     torch.testing.assert_close(block.cuda()(x.cuda()).cpu(), expected)
+
+
+@pytest.mark.parametrize(("pairwise", "compared"), [("gaussian", 66), ("embedded_gaussian", 33)])
+def test_kernels_are_settled_before_a_forward_pass(pairwise, compared):
+    block = NonLocalBlock(66, pairwise=pairwise, pool="none").cuda()
+    settle_kernels(nn.Sequential(block), torch.float16)
+
+    def measure(*_):
+        pytest.fail("measured again")
+
+    for dtype in (torch.float32, torch.float16):
+        case = GaussianCase("cuda", dtype, compared, 33)
+        assert settled_form(case, measure) in ("fused", "chunked")

@@ -7,7 +7,6 @@ import torch
 from non_local_reference import naive_pairwise, plain_matrix
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from nonlocal_det.layers import (
     FORMS,
@@ -15,7 +14,6 @@ from nonlocal_det.layers import (
     dot_product,
     evaluate_with,
     gaussian,
-    pairwise_flops,
 )
 
 FUNCTIONS_AND_FORMS = [(name, form) for name, forms in FORMS.items() for form in forms]
@@ -270,22 +268,3 @@ def test_forced_form_ends_with_the_context():
 def test_unknown_form():
     with pytest.raises(ValueError, match=r"form='flash'.*'chunked'.*'sorted'"), evaluate_with("flash"):
         pass
-
-
-@pytest.mark.parametrize(("name", "form"), [("gaussian", "matrix"), ("dot_product", None)])
-@pytest.mark.parametrize(("queries", "keys"), [(40, 10), (7, 5)])
-def test_flops_are_those_that_torch_counts(name, form, queries, keys):
-    inputs = make_inputs(queries, keys, compared=12, values=6, batch=3)
-    with evaluate_with(form), FlopCounterMode(display=False) as counter:
-        evaluate(name, *inputs)
-    assert 2 * pairwise_flops(name, 3, queries, keys, 12, 6) == counter.get_total_flops()
-
-
-def test_flops_of_concatenation_grow_linearly():
-    one, two = (pairwise_flops("concatenation", 1, n, n // 4, 64, 64) for n in (4000, 8000))
-    assert 1.9 < two / one < 2.2
-
-
-def test_flops_of_an_unknown_function():
-    with pytest.raises(ValueError, match=r"pairwise='mean'.*'dot_product'"):
-        pairwise_flops("mean", 1, 1, 1, 1, 1)
