@@ -35,8 +35,8 @@ class Limits:
     matrix: int  # largest N x M matrix that is built whole
     chunk: int  # one chunk of rows of the matrix (the Gaussian functions) or of channels (concatenation)
     # How much of the weights the chunked form keeps for its backward pass, in units of the bytes of theta and
-    # y, so that memory grows with the positions and not with their square. It computes the others again, which
-    # costs a seventh matrix product.
+    # y, so that memory grows with the positions and not with their square. It computes the others again, at
+    # the cost of a seventh matrix product.
     keep: float
 
 

@@ -1,17 +1,6 @@
-"""Non-local blocks inside Detectron2's backbones and heads; importing this registers both."""
+"""Non-local blocks inside Detectron2's backbones; importing this registers the builders."""
 
-from __future__ import annotations
+from nonlocal_det.modeling import backbone, fpn, stem  # noqa: F401
+from nonlocal_det.modeling.build import build_on_meta
 
-from nonlocal_det.modeling.backbone import build_nonlocal_backbone
-from nonlocal_det.modeling.block import BlockOptions, StageNonLocalBlock
-from nonlocal_det.modeling.fpn import build_short_resnet_fpn_backbone
-from nonlocal_det.modeling.stem import UnpaddedPoolStem, unpad_stem_pool
-
-__all__ = [
-    "BlockOptions",
-    "StageNonLocalBlock",
-    "UnpaddedPoolStem",
-    "build_nonlocal_backbone",
-    "build_short_resnet_fpn_backbone",
-    "unpad_stem_pool",
-]
+__all__ = ["build_on_meta"]

@@ -1,4 +1,4 @@
-"""How the block of ``nonlocal_det.layers`` is made from a config, and what a ResNet stage asks of it."""
+"""The block as a member of a ResNet's stage, and blocks made from a config."""
 
 from __future__ import annotations
 
@@ -24,16 +24,11 @@ class StageNonLocalBlock(NonLocalBlock):
 
     A stage asks its members for ``in_channels``, ``out_channels``, ``stride`` and ``freeze()``, as
     :class:`detectron2.layers.CNNBlockBase` has them. That class cannot be a second base: the two
-    ``__init__`` would call each other with the wrong arguments.
-
-    Args:
-        in_channels: channels C of the input and the output, [B, C, H, W].
-        inter_channels: channels C' inside the block; C // 2 unless given.
-        options: the other arguments of :class:`NonLocalBlock`.
+    ``__init__`` would call each other with the wrong arguments. The arguments are :class:`NonLocalBlock`'s.
     """
 
-    def __init__(self, in_channels: int, inter_channels: int | None = None, **options: Any) -> None:
-        super().__init__(in_channels, inter_channels, **options)
+    def __init__(self, in_channels: int, *args: Any, **options: Any) -> None:
+        super().__init__(in_channels, *args, **options)
         self.out_channels = in_channels
         self.stride = 1
 
@@ -47,15 +42,9 @@ def _naive_sync_batch_norm(channels: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class BlockOptions:
-    """The options that all blocks of a model share.
+    """The options that all blocks of a model share: :class:`NonLocalBlock`'s.
 
-    Attributes:
-        pairwise: f of Eq. 1.
-        reduction: a block with C channels has C' = max(1, C // reduction) inside.
-        pool: what is max-pooled: "input", "embedding" or "none".
-        scale: whether the logits of the softmax forms are divided by the square root of their length.
-        norm: the norm after W_z: a name or a callable channels -> module.
-        init: "msra" or "normal".
+    A block with C channels has C' = max(1, C // reduction) inside.
     """
 
     pairwise: str = "embedded_gaussian"
@@ -67,11 +56,7 @@ class BlockOptions:
 
     @classmethod
     def from_config(cls, cfg: CfgNode) -> BlockOptions:
-        """Read MODEL.NONLOCAL.
-
-        Raises:
-            ConfigError: the config has no MODEL.NONLOCAL, or a value there is not known.
-        """
+        """Read MODEL.NONLOCAL; raise a ConfigError where the config has none."""
         if "NONLOCAL" not in cfg.MODEL:
             raise ConfigError(
                 "MODEL.NONLOCAL is missing: call nonlocal_det.add_nonlocal_config(cfg) right after "
@@ -93,12 +78,7 @@ class BlockOptions:
         )
 
     def build(self, channels: int, block: type[NonLocalBlock] = NonLocalBlock) -> NonLocalBlock:
-        """Make a block.
-
-        Args:
-            channels: C of its input and output.
-            block: its class.
-        """
+        """Make a block of a class for maps of C channels."""
         return block(
             channels,
             max(1, channels // self.reduction),
@@ -128,28 +108,14 @@ def build_residual_block(
         block = BasicBlock(channels, channels, norm=norm)
         last = block.conv2
     else:
-        conv = like.conv2
-        inner = like.conv1.out_channels * channels // like.out_channels
         block = BottleneckBlock(
             channels,
             channels,
-            bottleneck_channels=inner,
-            num_groups=conv.groups,
-            dilation=conv.dilation[0],
+            bottleneck_channels=like.conv1.out_channels * channels // like.out_channels,
+            num_groups=like.conv2.groups,
+            dilation=like.conv2.dilation[0],
             norm=norm,
         )
         last = block.conv3
     nn.init.zeros_(last.weight if last.norm is None else last.norm.weight)
     return block
-
-
-def replace_children(parent: nn.Sequential, children: list[tuple[str, nn.Module]]) -> None:
-    """Give ``parent`` exactly these children in this order, under their own names.
-
-    The module stays the same object: a ResNet keeps its stages in a list besides its attributes and runs
-    the list. Names stay too, since checkpoints are matched by them.
-    """
-    for name in [name for name, _ in parent.named_children()]:
-        delattr(parent, name)
-    for name, child in children:
-        parent.add_module(name, child)

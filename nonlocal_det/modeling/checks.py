@@ -1,16 +1,23 @@
-"""What can be wrong with MODEL.NONLOCAL and the backbone before a net is built."""
+"""What can be wrong with blocks and their backbone, before a net is built and once it has its weights."""
 
 from __future__ import annotations
 
+import logging
+import re
+from collections.abc import Iterable
+
 from detectron2.config import CfgNode, get_cfg
 from detectron2.modeling import BACKBONE_REGISTRY
+from torch import nn
 
 from nonlocal_det.config.keys import BLOCKS, NORMS, STAGES, WRAPPER, add_keys
 from nonlocal_det.config.messages import check_choice, config_error
-from nonlocal_det.errors import quoted
+from nonlocal_det.errors import ConfigError, quoted
 from nonlocal_det.layers import INITS, PAIRWISE_FUNCTIONS, POOLS
 
-__all__ = ["check_blocks"]
+__all__ = ["check_blocks", "check_loaded", "check_places"]
+
+logger = logging.getLogger(__name__)
 
 # Keys whose wrong values Detectron2 would find late, in a traceback.
 _RESNET_CHOICES = {
@@ -88,18 +95,22 @@ def _check_residual(node: CfgNode) -> None:
             )
 
 
+def check_places(node: CfgNode) -> None:
+    """Raise a ConfigError where RES2 to RES5 of MODEL.NONLOCAL are all empty."""
+    if not any(len(node[stage]) for stage in STAGES):
+        raise config_error(
+            "MODEL.BACKBONE.NAME",
+            WRAPPER,
+            "no block would be inserted, as RES2 to RES5 of MODEL.NONLOCAL are all empty; "
+            f'write MODEL.NONLOCAL.RES4 [-1], or MODEL.BACKBONE.NAME "{node.BACKBONE}"',
+        )
+
+
 def _check_backbone(cfg: CfgNode) -> None:
-    node = cfg.MODEL.NONLOCAL
-    asked = {f"MODEL.NONLOCAL.{stage}": node[stage] for stage in STAGES if len(node[stage])}
-    name = cfg.MODEL.BACKBONE.NAME
+    node, name = cfg.MODEL.NONLOCAL, cfg.MODEL.BACKBONE.NAME
+    asked = [stage for stage in STAGES if len(node[stage])]
     if name == WRAPPER:
-        if not asked:
-            raise config_error(
-                "MODEL.BACKBONE.NAME",
-                name,
-                "no block would be inserted, as RES2 to RES5 of MODEL.NONLOCAL are all empty; "
-                f'write MODEL.NONLOCAL.RES4 [-1], or MODEL.BACKBONE.NAME "{node.BACKBONE}"',
-            )
+        check_places(node)
         if node.BACKBONE == WRAPPER:
             raise config_error(
                 "MODEL.NONLOCAL.BACKBONE",
@@ -112,10 +123,46 @@ def _check_backbone(cfg: CfgNode) -> None:
                 "MODEL.NONLOCAL.BACKBONE", node.BACKBONE, "not registered; write one of " + quoted(known)
             )
     elif asked:
-        key, value = next(iter(asked.items()))
         raise config_error(
-            key,
-            list(value),
+            f"MODEL.NONLOCAL.{asked[0]}",
+            list(node[asked[0]]),
             f'would be ignored, as MODEL.BACKBONE.NAME is "{name}"; write MODEL.BACKBONE.NAME "{WRAPPER}" '
             f'and MODEL.NONLOCAL.BACKBONE "{name}"',
+        )
+
+
+def check_loaded(
+    cfg: CfgNode, model: nn.Module, fresh_blocks: Iterable[str], *, resumed: bool = False
+) -> None:
+    """Check what must hold once a model has its weights, before it is trained.
+
+    Frozen batch norms on random weights are warned of.
+
+    Args:
+        cfg: the config.
+        model: the model, not wrapped for several processes.
+        fresh_blocks: names of the inserted blocks that no file gave weights to.
+        resumed: whether the weights are a checkpoint's of the run itself.
+
+    Raises:
+        ConfigError: such a block is frozen, so that it would stay an identity.
+    """
+    if not resumed and not cfg.MODEL.WEIGHTS and cfg.MODEL.RESNETS.NORM == "FrozenBN":
+        logger.warning(
+            'MODEL.WEIGHTS is empty and MODEL.RESNETS.NORM is "FrozenBN", which does nothing to random '
+            "weights: deep nets overflow. Give weights, or train from scratch with MODEL.RESNETS.NORM "
+            '"BN" and MODEL.BACKBONE.FREEZE_AT 0'
+        )
+    for name in fresh_blocks:
+        if any(parameter.requires_grad for parameter in model.get_submodule(name).parameters()):
+            continue
+        found = re.search(r"(?:^|\.)res([2-5])\.(non_local|residual)_\d+$", name)
+        if found is None:
+            raise ConfigError(f"the new block {name} is frozen, so it would stay an identity")
+        stage, kind = int(found[1]), found[2].replace("_", "-")
+        raise ConfigError(
+            f"MODEL.BACKBONE.FREEZE_AT is {cfg.MODEL.BACKBONE.FREEZE_AT}: it freezes res{stage} and "
+            f"the new {kind} block {name} in it, which would stay an identity; write "
+            f"MODEL.BACKBONE.FREEZE_AT {stage - 1} or less, leave MODEL.NONLOCAL.RES{stage} empty, or "
+            "give MODEL.WEIGHTS that hold the block"
         )

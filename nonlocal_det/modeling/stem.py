@@ -6,19 +6,15 @@ conv further up and left. Weights trained without the padding see features that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch.nn.functional as F
 from detectron2.config import CfgNode
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, Backbone
-from detectron2.modeling.backbone.resnet import BasicStem, ResNet
+from detectron2.modeling.backbone.fpn import build_resnet_fpn_backbone, build_retinanet_resnet_fpn_backbone
+from detectron2.modeling.backbone.resnet import BasicStem, ResNet, build_resnet_backbone
 from torch import Tensor, nn
 
 __all__ = ["UNPADDED", "UnpaddedPoolStem", "unpad_stem_pool"]
-
-#: Detectron2's builder -> ours, which makes the same with an unpadded pool in the stem.
-UNPADDED: dict[str, str] = {}
 
 
 class UnpaddedPoolStem(BasicStem):
@@ -58,14 +54,26 @@ def unpad_stem_pool(module: nn.Module) -> nn.Module:
     return module
 
 
-def _unpadded(name: str) -> Callable[[CfgNode, ShapeSpec], Backbone]:
-    def build(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
-        return unpad_stem_pool(BACKBONE_REGISTRY.get(name)(cfg, input_shape))
-
-    build.__name__ = build.__qualname__ = UNPADDED[name] = f"{name}_unpadded_pool"
-    build.__doc__ = f"Build {name}'s backbone with :class:`UnpaddedPoolStem`."
-    return build
+@BACKBONE_REGISTRY.register()
+def build_resnet_backbone_unpadded_pool(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
+    """Build Detectron2's ResNet with :class:`UnpaddedPoolStem`."""
+    return unpad_stem_pool(build_resnet_backbone(cfg, input_shape))
 
 
-for _name in ("build_resnet_backbone", "build_resnet_fpn_backbone", "build_retinanet_resnet_fpn_backbone"):
-    BACKBONE_REGISTRY.register(_unpadded(_name))
+@BACKBONE_REGISTRY.register()
+def build_resnet_fpn_backbone_unpadded_pool(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
+    """Build Detectron2's ResNet with FPN with :class:`UnpaddedPoolStem`."""
+    return unpad_stem_pool(build_resnet_fpn_backbone(cfg, input_shape))
+
+
+@BACKBONE_REGISTRY.register()
+def build_retinanet_resnet_fpn_backbone_unpadded_pool(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
+    """Build Detectron2's backbone of RetinaNet with :class:`UnpaddedPoolStem`."""
+    return unpad_stem_pool(build_retinanet_resnet_fpn_backbone(cfg, input_shape))
+
+
+#: Detectron2's builder -> ours, which makes the same with an unpadded pool in the stem.
+UNPADDED = {
+    name: f"{name}_unpadded_pool"
+    for name in ("build_resnet_backbone", "build_resnet_fpn_backbone", "build_retinanet_resnet_fpn_backbone")
+}

@@ -1,4 +1,4 @@
-"""Configs that Detectron2 cannot build from are one line; faults of other code keep their traceback."""
+"""Common faults of configs that Detectron2 finds are one line; those of other code keep their traceback."""
 
 import re
 from contextlib import contextmanager
@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import detectron2.layers  # its operators are a part of the package once it is imported
 import pytest
 from detectron2.modeling import ROI_BOX_HEAD_REGISTRY
-from detectron2.modeling.roi_heads import FastRCNNConvFCHead
 
 from nonlocal_det import get_config
 from nonlocal_det.errors import ConfigError
@@ -40,16 +39,9 @@ RPN, ROI, FPN = (f"MODEL.{part}.IN_FEATURES" for part in ("RPN", "ROI_HEADS", "F
         # The pyramid ends earlier; what reads its last level is named.
         ([FPN, ["res2", "res3"]], f"{RPN} is ['p2', 'p3', 'p4', 'p5', 'p6']:"),
         (["MODEL.RESNETS.OUT_FEATURES", ["res2"]], f"{FPN} is ['res2', 'res3', 'res4', 'res5']:"),
-        (["MODEL.ANCHOR_GENERATOR.SIZES", [[32], [64]]], "cannot be built: Got sizes of length 2 in anchor"),
-        (["MODEL.RESNETS.DEPTH", 18], "cannot be built: Must set MODEL.RESNETS.RES2_OUT_CHANNELS = 64"),
         # Defaults that stayed, of a model without a pyramid.
         ([RPN, ["res4"]], f"{RPN} is ['res4']: nothing makes 'res4'"),
         ([ROI, ["res4"]], f"{ROI} is ['res4']: nothing makes 'res4'"),
-        ([FPN, []], "cannot be built: assert in_features"),
-        (["MODEL.FPN.NORM", "XX"], "cannot be built: 'XX' is not known (detectron2.layers.batch_norm)"),
-        (["MODEL.FPN.NORM", "GN", "MODEL.FPN.OUT_CHANNELS", 100], "cannot be built: num_channels"),
-        (["MODEL.FPN.FUSE_TYPE", "max"], "cannot be built: assert fuse_type in "),
-        (["MODEL.ROI_BOX_HEAD.POOLER_TYPE", "Foo"], "cannot be built: Unknown pooler type: Foo"),
         (["MODEL.ROI_MASK_HEAD.NAME", "Foo"], "'Foo' is not registered in ROI_MASK_HEAD"),
     ],
 )
@@ -70,11 +62,9 @@ def test_features_of_retinanet():
     why = r"MODEL\.RETINANET\.IN_FEATURES is \['p3', 'p9'\]: nothing makes 'p9'"
     with pytest.raises(ConfigError, match=why):
         build_model(config(RETINANET, "MODEL.RETINANET.IN_FEATURES", ["p3", "p9"]))
-    with pytest.raises(ConfigError, match=r"cannot be built: .*zero"):
-        build_model(config(RETINANET, "MODEL.RETINANET.PRIOR_PROB", 0.0))
 
 
-@pytest.mark.parametrize("error", [KeyError("p9"), AssertionError(), ValueError("mine")])
+@pytest.mark.parametrize("error", [KeyError("p2"), ImportError("mine"), AssertionError(), ValueError("mine")])
 def test_faults_of_other_code_pass_through(error):
     def broken_head(cfg, shape):
         raise error
@@ -82,14 +72,6 @@ def test_faults_of_other_code_pass_through(error):
     with registered(broken_head), pytest.raises(type(error)) as found:
         build_model(config(MASK, "MODEL.ROI_BOX_HEAD.NAME", "broken_head"))
     assert found.value is error
-
-
-def test_faults_that_detectron2_finds_in_other_code_pass_through():
-    def broken_head(cfg, shape):
-        return FastRCNNConvFCHead(shape, conv_dims=[], fc_dims=[])
-
-    with registered(broken_head), pytest.raises(AssertionError):
-        build_model(config(MASK, "MODEL.ROI_BOX_HEAD.NAME", "broken_head"))
 
 
 def test_a_model_without_memory_and_its_config():

@@ -5,7 +5,7 @@ import torch
 from detectron2.layers import ShapeSpec
 from detectron2.modeling import BACKBONE_REGISTRY, build_model
 
-from nonlocal_det.modeling import UnpaddedPoolStem, unpad_stem_pool
+from nonlocal_det.modeling.stem import UnpaddedPoolStem, unpad_stem_pool
 
 
 @pytest.mark.parametrize("size", [(64, 96), (62, 33), (7, 8)])

@@ -11,7 +11,8 @@ from detectron2.modeling.roi_heads import ROI_KEYPOINT_HEAD_REGISTRY, KRCNNConvD
 from torch import nn
 
 from nonlocal_det.errors import ConfigError
-from nonlocal_det.modeling.block import BlockOptions, replace_children
+from nonlocal_det.modeling.block import BlockOptions
+from nonlocal_det.modeling.insertion import replace_children
 
 __all__ = ["NonLocalKeypointHead"]
 

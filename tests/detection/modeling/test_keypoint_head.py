@@ -11,7 +11,7 @@ from torch import nn
 from nonlocal_det import ConfigError
 from nonlocal_det.detection.modeling.keypoint_head import NonLocalKeypointHead
 from nonlocal_det.layers import NonLocalBlock
-from nonlocal_det.modeling import BlockOptions
+from nonlocal_det.modeling.block import BlockOptions
 
 HEAD = "COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x_nl_head.yaml"
 
