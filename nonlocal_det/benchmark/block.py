@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from nonlocal_det.benchmark.plain import plain_block
-from nonlocal_det.benchmark.process import Runner, seconds_in_turn
-from nonlocal_det.benchmark.ratio import Ratio, ratio_of
+from nonlocal_det.benchmark.process import compare_steps
+from nonlocal_det.benchmark.ratio import StepCost
 from nonlocal_det.layers import PAIRWISE_FUNCTIONS, NonLocalBlock
 
 __all__ = ["BlockCase", "BlockCost", "block_cases", "growth_cases", "measure_block", "measure_growth"]
@@ -56,29 +54,14 @@ class BlockCase:
 
 
 @dataclass(frozen=True)
-class BlockCost:
-    """What a step takes beside another.
+class BlockCost(StepCost):
+    """What a step of a block takes beside another; memory is that above what was held before.
 
     Attributes:
         case: what was measured.
-        seconds: median of the runs.
-        reference_seconds: that of the other step.
-        time: ratio of the two.
-        memory: bytes at the peak above those held before; None where they are not known.
-        reference_memory: those of the other step.
     """
 
     case: BlockCase
-    seconds: float
-    reference_seconds: float
-    time: Ratio
-    memory: int | None
-    reference_memory: int | None
-
-    @property
-    def memory_ratio(self) -> float | None:
-        """Ratio of the peaks, None where they are not known."""
-        return self.memory / self.reference_memory if self.memory and self.reference_memory else None
 
 
 def block_cases(height: int, width: int) -> list[BlockCase]:
@@ -131,18 +114,9 @@ def measure_growth(case: BlockCase, device: str, rounds: int) -> BlockCost:
     return _measure(case, (BlockStep, case, device), (BlockStep, doubled, device), rounds)
 
 
-def _measure(case: BlockCase, reference: Sequence, step: Sequence, rounds: int) -> BlockCost:
-    with Runner(*reference) as reference_runner, Runner(*step) as runner:
-        pair = (runner, reference_runner)
-        seconds, reference_seconds = seconds_in_turn(pair, rounds, min(rounds, _LEAST_ROUNDS), _BUDGET_S)
-        return BlockCost(
-            case,
-            statistics.median(seconds),
-            statistics.median(reference_seconds),
-            ratio_of(seconds, reference_seconds),
-            runner.memory,
-            reference_runner.memory,
-        )
+def _measure(case: BlockCase, reference: tuple, step: tuple, rounds: int) -> BlockCost:
+    cost, _ = compare_steps(step, reference, rounds, min(rounds, _LEAST_ROUNDS), _BUDGET_S)
+    return BlockCost(**vars(cost), case=case)
 
 
 class BlockStep:
@@ -151,6 +125,7 @@ class BlockStep:
     def __init__(self, case: BlockCase, device: str) -> None:
         torch.manual_seed(0)
         self.device = torch.device(device)
+        self.info = {"held": 0}  # only what is above it counts
         self._block = NonLocalBlock(case.channels, pairwise=case.pairwise, pool=case.pool).to(self.device)
         nn.init.kaiming_normal_(self._block.w_z.weight)  # it starts with zeros
         self._case = case

@@ -8,7 +8,6 @@ from typing import Any
 
 from nonlocal_det.benchmark.block import BlockCost
 from nonlocal_det.benchmark.detector import DetectorCost
-from nonlocal_det.files import whole_file
 from nonlocal_det.layers import PAIRWISE_FUNCTIONS
 
 __all__ = ["draw_chart"]
@@ -23,7 +22,7 @@ def draw_chart(
     """Draw the costs of blocks beside the matrix form, forward and backward, and those of a detector.
 
     Args:
-        path: a .png file, which appears when it is whole.
+        path: a .png file.
         blocks: what was measured; forward passes alone are left out.
         detector: what it costs with its blocks; None leaves that part out.
         caption: a line below: on what and with what it was measured.
@@ -48,8 +47,7 @@ def draw_chart(
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False, fontsize=9)
     figure.supxlabel(caption, fontsize=8, color="0.35")
-    with whole_file(path) as part:
-        figure.savefig(part, format="png")
+    figure.savefig(path, format="png")
 
 
 def _draw_blocks(axis: Any, blocks: list[BlockCost], panel: str) -> None:

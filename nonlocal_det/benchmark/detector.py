@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from detectron2.structures import BoxMode
 from detectron2.utils.events import EventStorage
 from torch import nn
 
-from nonlocal_det.benchmark.process import Runner, seconds_in_turn
-from nonlocal_det.benchmark.ratio import Ratio, ratio_of
+from nonlocal_det.benchmark.process import compare_steps
+from nonlocal_det.benchmark.ratio import StepCost
 from nonlocal_det.config.keys import STAGES
 from nonlocal_det.detection.config import keys_without_blocks
 from nonlocal_det.detection.cost import count_detector_flops
@@ -29,35 +28,11 @@ from nonlocal_det.errors import ConfigError
 from nonlocal_det.modeling.build import build_model
 from nonlocal_det.modeling.flops import Flops
 
-__all__ = ["DetectorCost", "StepCost", "compare_detectors", "without_blocks"]
+__all__ = ["DetectorCost", "compare_detectors", "without_blocks"]
 
 #: Objects in the training image; COCO has 7 on average.
 _OBJECTS = 8
 _WARM_UP_SIZE = (128, 128)
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """A step of the detector with blocks beside the baseline's.
-
-    Attributes:
-        seconds: median with blocks.
-        baseline_seconds: median of the baseline.
-        time: ratio of the two.
-        memory: bytes at the peak, with weights, optimizer and activations; None where they are not known.
-        baseline_memory: those of the baseline.
-    """
-
-    seconds: float
-    baseline_seconds: float
-    time: Ratio
-    memory: int | None
-    baseline_memory: int | None
-
-    @property
-    def memory_ratio(self) -> float | None:
-        """Ratio of the peaks, None where they are not known."""
-        return self.memory / self.baseline_memory if self.memory and self.baseline_memory else None
 
 
 @dataclass(frozen=True)
@@ -69,7 +44,8 @@ class DetectorCost:
         baseline_flops: those of the baseline.
         parameters: their number with blocks.
         baseline_parameters: that of the baseline.
-        training: a training step: forward, backward and the optimizer's.
+        training: a training step: forward, backward and the optimizer's. Memory is with weights, optimizer
+            and activations.
         inference: finding the objects in an image.
         detections: how many the timed inference found.
     """
@@ -122,23 +98,12 @@ def compare_detectors(cfg: CfgNode, baseline: CfgNode, height: int, width: int, 
         baseline_flops, baseline_parameters = _count(baseline, height, width, weights)
         flops, parameters = _count(cfg, height, width)
         inputs = (height, width, weights)
-        training, _ = _compare_steps(TrainingStep, (cfg, *inputs), (baseline, *inputs), pairs)
-        inference, info = _compare_steps(InferenceStep, (cfg, *inputs), (baseline, *inputs), pairs)
+        training, _ = compare_steps((TrainingStep, cfg, *inputs), (TrainingStep, baseline, *inputs), pairs)
+        inference, info = compare_steps(
+            (InferenceStep, cfg, *inputs), (InferenceStep, baseline, *inputs), pairs
+        )
     counts = (flops, baseline_flops, parameters, baseline_parameters)
     return DetectorCost(*counts, training, inference, info["detections"])
-
-
-def _compare_steps(
-    step: type[_DetectorStep], ours: tuple, reference: tuple, pairs: int
-) -> tuple[StepCost, dict[str, int]]:
-    """Return what a step costs with blocks, and its ``info``; the arguments make it with and without them."""
-    with Runner(step, *ours) as runner, Runner(step, *reference) as reference_runner:
-        runners = (runner, reference_runner)
-        seconds, reference_seconds = seconds_in_turn(runners, pairs)
-        memory, reference_memory = (one.memory and one.memory + one.info["held"] for one in runners)
-    medians = (statistics.median(seconds), statistics.median(reference_seconds))
-    ratio = ratio_of(seconds, reference_seconds)
-    return StepCost(*medians, ratio, memory, reference_memory), runner.info
 
 
 def _count(cfg: CfgNode, height: int, width: int, weights: str = "") -> tuple[Flops, int]:

@@ -7,6 +7,7 @@ import ctypes
 import math
 import multiprocessing
 import signal
+import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,9 +18,10 @@ from typing import Any, Protocol
 
 import torch
 
+from nonlocal_det.benchmark.ratio import StepCost, ratio_of
 from nonlocal_det.errors import MeasurementError, one_line
 
-__all__ = ["Runner", "Step", "seconds_in_turn"]
+__all__ = ["Runner", "Step", "compare_steps", "seconds_in_turn"]
 
 # A step on a GPU may take less than the clock can tell: this much time is measured at once.
 _SHORTEST_S = 0.05
@@ -132,6 +134,30 @@ def seconds_in_turn(
         if index + 1 >= (least_rounds or rounds) and time.perf_counter() - start > budget_s:
             break
     return seconds
+
+
+def compare_steps(
+    step: tuple, reference: tuple, rounds: int, least_rounds: int | None = None, budget_s: float = math.inf
+) -> tuple[StepCost, Any]:
+    """Measure a step and another in turn; the last arguments are those of :func:`seconds_in_turn`.
+
+    Args:
+        step: what makes it, and its arguments.
+        reference: the same of the other.
+        rounds: how many rounds.
+        least_rounds: stop after so many if the time is up.
+        budget_s: that time, in seconds.
+
+    Returns:
+        What the step costs, and its ``info``: the memory has what both held before, ``info["held"]``.
+
+    Raises:
+        MeasurementError: memory ran out.
+    """
+    with Runner(*step) as ours, Runner(*reference) as other:
+        seconds = seconds_in_turn((ours, other), rounds, least_rounds, budget_s)
+        memory = (one.memory and one.memory + one.info["held"] for one in (ours, other))
+        return StepCost(*map(statistics.median, seconds), ratio_of(*seconds), *memory), ours.info
 
 
 def _context() -> multiprocessing.context.BaseContext:

@@ -1,4 +1,4 @@
-"""Ratios of runs that took turns."""
+"""What one step takes beside another that took turns with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Ratio", "ratio_of"]
+__all__ = ["Ratio", "StepCost", "ratio_of"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,30 @@ class Ratio:
     quartiles: tuple[float, float]
     interval: tuple[float, float] | None
     rounds: int
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a step takes beside the one that it is compared with.
+
+    Attributes:
+        seconds: median of the runs.
+        reference_seconds: that of the other step.
+        time: ratio of the two.
+        memory: bytes at the peak; None where they are not known.
+        reference_memory: those of the other step.
+    """
+
+    seconds: float
+    reference_seconds: float
+    time: Ratio
+    memory: int | None
+    reference_memory: int | None
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Ratio of the peaks, None where they are not known."""
+        return self.memory / self.reference_memory if self.memory and self.reference_memory else None
 
 
 def ratio_of(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:

@@ -8,16 +8,7 @@ from dataclasses import dataclass, replace
 
 from nonlocal_det.errors import ArmError
 
-__all__ = [
-    "COMPARISONS",
-    "RESULTS",
-    "Arm",
-    "Comparison",
-    "check_overrides",
-    "custom_arm",
-    "named_arms",
-    "parse_seeds",
-]
+__all__ = ["COMPARISONS", "RESULTS", "Arm", "check_overrides", "custom_arm", "named_arms", "parse_seeds"]
 
 #: Files of a comparison's folder, beside the arms' folders.
 RESULTS = ("table.md", "results.json", "curves.png", "distance.png")
@@ -65,39 +56,32 @@ def _comparison(description: str, arms: Sequence[Arm], default: Sequence[str] = 
     return Comparison(description, {arm.name: arm for arm in arms}, tuple(default or (a.name for a in arms)))
 
 
-def _squares(name: str, label: str, ending: str, opts: Sequence[str], *against: str) -> Arm:
-    """Return an arm; ``opts`` are keys of MODEL.NONLOCAL without that prefix, and values."""
-    words = tuple(word if place % 2 else f"MODEL.NONLOCAL.{word}" for place, word in enumerate(opts))
-    return Arm(name, label, f"Quick/faster_rcnn_R_18_FPN_context{ending}.yaml", words, against)
+_SQUARES = "Quick/faster_rcnn_R_18_FPN_context"
+_PEOPLE = "Quick/keypoint_rcnn_R_18_FPN_people"
+_MASK = "COCO-InstanceSegmentation/mask_rcnn"
+_KEYPOINT = "COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x"
+_FIVE = ("MODEL.NONLOCAL.RES3", "[1, 2]", "MODEL.NONLOCAL.RES4", "[0, 1, 2]")
+_SYNC = ("MODEL.NONLOCAL.BLOCK", "residual", "MODEL.NONLOCAL.NORM", "SyncBN")
+_BACKBONE_TOO = "NL, +4 in head, +1 in backbone"
+
+
+def _arm(name: str, label: str, config: str, *against: str) -> Arm:
+    return Arm(name, label, f"{config}.yaml", (), against)
 
 
 def _nl(name: str, label: str, *opts: str) -> Arm:
-    return _squares(name, label, "_nl", opts, "baseline", "residual")
+    """Return an arm with one block; ``opts`` are keys of MODEL.NONLOCAL without that prefix, and values."""
+    words = tuple(word if place % 2 else f"MODEL.NONLOCAL.{word}" for place, word in enumerate(opts))
+    return Arm(name, label, f"{_SQUARES}_nl.yaml", words, ("baseline", "residual"))
 
-
-def _people(name: str, label: str, ending: str, *against: str) -> Arm:
-    return Arm(name, label, f"Quick/keypoint_rcnn_R_18_FPN_people{ending}.yaml", (), against)
-
-
-def _mask(name: str, label: str, ending: str, *against: str) -> Arm:
-    return Arm(name, label, f"COCO-InstanceSegmentation/mask_rcnn_{ending}.yaml", (), against)
-
-
-def _keypoint(name: str, label: str, ending: str, *against: str) -> Arm:
-    return Arm(name, label, f"COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x{ending}.yaml", (), against)
-
-
-_FIVE = ("RES3", "[1, 2]", "RES4", "[0, 1, 2]")
-_SYNC = ("MODEL.NONLOCAL.BLOCK", "residual", "MODEL.NONLOCAL.NORM", "SyncBN")
-_BACKBONE_TOO = "NL, +4 in head, +1 in backbone"
 
 #: Name of a comparison -> its arms. Arms of the user's own are compared with the first, the baseline.
 COMPARISONS: dict[str, Comparison] = {
     "context": _comparison(
         "squares whose class is the colour of a distant disc (minutes an arm on 2 CPU cores)",
         [
-            _squares("baseline", "R18 baseline", "", ()),
-            _squares("residual", "+1 residual", "_residual", (), "baseline"),
+            _arm("baseline", "R18 baseline", _SQUARES),
+            _arm("residual", "+1 residual", f"{_SQUARES}_residual", "baseline"),
             _nl("nl", "+1 NL"),
             _nl("nl_gaussian", "+1 NL, Gaussian", "PAIRWISE", "gaussian"),
             _nl("nl_dot_product", "+1 NL, dot product", "PAIRWISE", "dot_product"),
@@ -108,38 +92,44 @@ COMPARISONS: dict[str, Comparison] = {
             _nl("nl_pool_embedding", "+1 NL, pool after phi and g", "POOL", "embedding"),
             _nl("nl_pool_none", "+1 NL, no pool", "POOL", "none"),
             _nl("nl_no_scale", "+1 NL, no scale", "SCALE", "False"),
-            _squares("residual_5blocks", "+5 residual", "_residual", _FIVE, "baseline"),
-            _squares("nl_5blocks", "+5 NL", "_nl", _FIVE, "baseline", "residual_5blocks", "nl"),
+            Arm("residual_5blocks", "+5 residual", f"{_SQUARES}_residual.yaml", _FIVE, ("baseline",)),
+            Arm("nl_5blocks", "+5 NL", f"{_SQUARES}_nl.yaml", _FIVE, ("baseline", "residual_5blocks", "nl")),
         ],
         ("baseline", "residual", "nl"),
     ),
     "people": _comparison(
         "drawn figures whose head alone tells left from right (a quarter of an hour an arm on a CPU core)",
         [
-            _people("baseline", "R18 baseline", ""),
-            _people("nl_head", "NL, +4 in head", "_nl_head", "baseline"),
-            _people("nl_head_backbone", _BACKBONE_TOO, "_nl_head_backbone", "baseline", "nl_head"),
+            _arm("baseline", "R18 baseline", _PEOPLE),
+            _arm("nl_head", "NL, +4 in head", f"{_PEOPLE}_nl_head", "baseline"),
+            _arm("nl_head_backbone", _BACKBONE_TOO, f"{_PEOPLE}_nl_head_backbone", "baseline", "nl_head"),
         ],
     ),
     "table5": _comparison(
         "the paper's Table 5: Mask R-CNN on COCO, with and without one block in res4",
         [
-            _mask("R50", "R50 baseline", "R_50_FPN_1x"),
-            _mask("R50_nl", "R50 +1 NL", "R_50_FPN_1x_nl", "R50", "R50_residual"),
-            _mask("R101", "R101 baseline", "R_101_FPN_1x"),
-            _mask("R101_nl", "R101 +1 NL", "R_101_FPN_1x_nl", "R101"),
-            _mask("X152", "X152 baseline", "X_152_32x8d_FPN_1x"),
-            _mask("X152_nl", "X152 +1 NL", "X_152_32x8d_FPN_1x_nl", "X152"),
-            replace(_mask("R50_residual", "R50 +1 residual", "R_50_FPN_1x_nl", "R50"), opts=_SYNC),
+            _arm("R50", "R50 baseline", f"{_MASK}_R_50_FPN_1x"),
+            _arm("R50_nl", "R50 +1 NL", f"{_MASK}_R_50_FPN_1x_nl", "R50", "R50_residual"),
+            _arm("R101", "R101 baseline", f"{_MASK}_R_101_FPN_1x"),
+            _arm("R101_nl", "R101 +1 NL", f"{_MASK}_R_101_FPN_1x_nl", "R101"),
+            _arm("X152", "X152 baseline", f"{_MASK}_X_152_32x8d_FPN_1x"),
+            _arm("X152_nl", "X152 +1 NL", f"{_MASK}_X_152_32x8d_FPN_1x_nl", "X152"),
+            replace(_arm("R50_residual", "R50 +1 residual", f"{_MASK}_R_50_FPN_1x_nl", "R50"), opts=_SYNC),
         ],
         ("R50", "R50_nl", "R101", "R101_nl", "X152", "X152_nl"),
     ),
     "table6": _comparison(
         "the paper's Table 6: Keypoint R-CNN on COCO, with blocks in head and backbone",
         [
-            _keypoint("R101", "R101 baseline", ""),
-            _keypoint("R101_nl_head", "NL, +4 in head", "_nl_head", "R101"),
-            _keypoint("R101_nl_head_backbone", _BACKBONE_TOO, "_nl_head_backbone", "R101", "R101_nl_head"),
+            _arm("R101", "R101 baseline", _KEYPOINT),
+            _arm("R101_nl_head", "NL, +4 in head", f"{_KEYPOINT}_nl_head", "R101"),
+            _arm(
+                "R101_nl_head_backbone",
+                _BACKBONE_TOO,
+                f"{_KEYPOINT}_nl_head_backbone",
+                "R101",
+                "R101_nl_head",
+            ),
         ],
     ),
 }

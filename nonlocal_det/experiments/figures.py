@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nonlocal_det.errors import counted
-from nonlocal_det.experiments.outcomes import Outcome
+from nonlocal_det.experiments.outcomes import Outcome, probes_of, range_text
 from nonlocal_det.files import whole_file
 
 __all__ = ["draw_curves", "draw_distance"]
@@ -40,26 +40,22 @@ def draw_curves(
     Returns:
         Whether there was anything to draw.
     """
-    curves = {name: [] for name in labels if name in arms or not arms}
-    for outcome in outcomes:
-        if outcome.arm in curves and len(outcome.curve) > 1:
-            curves[outcome.arm].append(outcome)
-    if not any(curves.values()):
+    logged = {one.arm for one in outcomes if len(one.curve) > 1}
+    drawn = [name for name in labels if name in logged and (name in arms or not arms)]
+    if not drawn:
         return False
     figure, (axis,) = _figure(1)
-    for name, style in _styles(labels).items():
-        runs = curves.get(name)
-        if not runs:
-            continue
+    styles = _styles(labels)
+    for name in drawn:
+        style, runs = styles[name], [one for one in outcomes if one.arm == name and len(one.curve) > 1]
         whole = [dict(run.curve) for run in runs if run.finished]
         for run in runs:
             if not (run.finished and len(whole) == 1):
                 axis.plot(*zip(*run.curve, strict=True), **style, linewidth=0.6, alpha=0.35)
         steps = sorted(set.intersection(*map(set, whole))) if whole else []
         mean = [np.mean([run[step] for run in whole]) for step in steps]
-        axis.plot(
-            steps, mean, **style, linewidth=1.8, label=f"{labels[name]} ({counted(len(whole), 'seed')})"
-        )
+        label = f"{labels[name]} ({counted(len(whole), 'seed')})"
+        axis.plot(steps, mean, **style, linewidth=1.8, label=label)
     axis.set_ylim(bottom=0)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("iteration")
@@ -90,30 +86,27 @@ def draw_distance(
     if key is None:
         return False
     distance, panels = _DISTANCES[key]
-    rows = {
-        name: [one.probes[key] for one in outcomes if one.arm == name and key in one.probes]
-        for name in labels
-    }
-    drawn = [name for name in labels if rows[name]]
+    rows = probes_of(outcomes, key)
+    drawn = [name for name in labels if name in rows]
     bins = {row["low"]: row for name in drawn for run in rows[name] for row in run}
     lows = sorted(bins)
     figure, axes = _figure(len(panels))
     # Arms stand side by side in each range, so that one does not hide another.
-    shifts = dict(zip(drawn, np.arange(len(drawn)) - (len(drawn) - 1) / 2, strict=True))
+    shifts = np.arange(len(drawn)) - (len(drawn) - 1) / 2
     width = min(0.08, 0.6 / len(drawn))
     if key == "distance":
         axes[0].axhline(50, color="0.6", linewidth=1, linestyle="--", label="chance")
-    for name, style in _styles(labels).items():
-        if name not in shifts:
-            continue
-        positions = np.arange(len(lows)) + width * shifts[name]
+    styles = _styles(labels)
+    for name, shift in zip(drawn, shifts, strict=True):
+        style, positions = styles[name], np.arange(len(lows)) + width * shift
         label = f"{labels[name]} ({counted(len(rows[name]), 'seed')})"
         for axis, figure_of in zip(axes, panels.values(), strict=True):
             lowest, mean, highest = np.transpose([_spread(rows[name], low, figure_of) for low in lows])
             axis.plot(positions, mean, **style, marker="o", markersize=4.5, linewidth=1.2, label=label)
             axis.vlines(positions, lowest, highest, color=style["color"], linewidth=2.5, alpha=0.45)
+    ticks = [f"{range_text(bins[low])}\nn = {bins[low]['objects']}" for low in lows]
     for axis, what in zip(axes, panels, strict=True):
-        axis.set_xticks(range(len(lows)), [_range(bins[low]) for low in lows])
+        axis.set_xticks(range(len(lows)), ticks)
         axis.set_xlabel(distance)
         axis.set_ylabel(what)
         axis.set_ylim(0, 104)
@@ -146,11 +139,6 @@ def _spread(
     values = [figure_of(row) for run in runs for row in run if row["low"] == low]
     found = [value for value in values if value is not None]
     return (min(found), float(np.mean(found)), max(found)) if found else (np.nan, np.nan, np.nan)
-
-
-def _range(row: Mapping[str, Any]) -> str:
-    ends = f"{row['low']:.0f}+" if row["high"] is None else f"{row['low']:.0f} to {row['high']:.0f}"
-    return f"{ends}\nn = {row['objects']}"
 
 
 def _styles(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:

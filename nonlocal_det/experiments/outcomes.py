@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from nonlocal_det.errors import DatasetError, one_line
 from nonlocal_det.experiments.runs import Run
 from nonlocal_det.modeling.build import build_model
 
-__all__ = ["Cost", "Outcome", "collect", "measure_cost"]
+__all__ = ["Cost", "Outcome", "collect", "measure_cost", "probes_of", "range_text"]
 
 _DIVISIBLE = 32
 #: A score such as "bbox/AP" may have others beside it, at one IoU each: "bbox/AP50".
@@ -65,8 +66,7 @@ class Cost:
 
     Attributes:
         parameters: how many.
-        flops: multiply-adds of one image, with 1,000 proposals and 100 detections; None where they cannot be
-            counted.
+        flops: multiply-adds of one image, as the task counts them; None where they cannot be counted.
         height: of that image.
         width: of that image.
         uncounted: operators that no counter knows.
@@ -87,10 +87,9 @@ def collect(run: Run, cfg: CfgNode) -> Outcome:
         cfg: its config.
     """
     record = run.record()
-    try:
+    metrics = {}
+    with contextlib.suppress(OSError):  # there is none yet
         metrics = read_metrics(run.folder / "metrics.json")
-    except OSError:
-        metrics = {}
     times = metrics.get("time", {}).values()
     losses = metrics.get("total_loss", {})
     outcome = Outcome(
@@ -127,6 +126,20 @@ def _scores(metrics: Mapping[str, Mapping[int, float]], cfg: CfgNode) -> dict[st
         if math.isfinite(last):  # it is not where the data set has nothing to find
             scores[name] = last
     return scores
+
+
+def probes_of(outcomes: Sequence[Outcome], key: str) -> dict[str, list[Any]]:
+    """Return name of an arm -> what a probe found in its runs, without arms whose runs lack it."""
+    found: dict[str, list[Any]] = {}
+    for outcome in outcomes:
+        if key in outcome.probes:
+            found.setdefault(outcome.arm, []).append(outcome.probes[key])
+    return found
+
+
+def range_text(row: Mapping[str, Any]) -> str:
+    """Return the range of distances of a row of a probe as text: "0 to 30" or "30+"."""
+    return f"{row['low']:.0f}+" if row["high"] is None else f"{row['low']:.0f} to {row['high']:.0f}"
 
 
 def measure_cost(cfg: CfgNode) -> Cost:

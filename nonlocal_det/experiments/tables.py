@@ -11,7 +11,7 @@ from typing import Any
 from tabulate import tabulate
 
 from nonlocal_det.experiments.arms import Arm
-from nonlocal_det.experiments.outcomes import Cost, Outcome
+from nonlocal_det.experiments.outcomes import Cost, Outcome, probes_of, range_text
 from nonlocal_det.experiments.statistics import Difference, Summary, paired_difference, summarize
 
 __all__ = ["Report", "environment"]
@@ -75,12 +75,7 @@ class Report:
     command: str = ""
 
     def values(self, arm: str, column: str) -> dict[int, float]:
-        """Return seed -> figure of the finished runs of an arm.
-
-        Args:
-            arm: its name.
-            column: one of :attr:`columns`, such as "bbox/AP" or "class right".
-        """
+        """Return seed -> figure of the finished runs of an arm, for one of :attr:`columns`."""
         return {
             outcome.seed: figures[column]
             for outcome in self.outcomes
@@ -102,14 +97,13 @@ class Report:
     def differences(self, column: str) -> list[tuple[Arm, Arm, Difference]]:
         """Return (arm, the arm that it is compared with, paired difference) for a figure."""
         by_name = {arm.name: arm for arm in self.arms}
-        rows = []
-        for arm in self.arms:
-            for name in arm.against:
-                if name in by_name:
-                    difference = paired_difference(self.values(arm.name, column), self.values(name, column))
-                    if difference is not None:
-                        rows.append((arm, by_name[name], difference))
-        return rows
+        values = {name: self.values(name, column) for name in by_name}
+        return [
+            (arm, by_name[name], difference)
+            for arm in self.arms
+            for name in arm.against
+            if name in by_name and (difference := paired_difference(values[arm.name], values[name]))
+        ]
 
     def markdown(self) -> str:
         """Return the tables: arms, differences, distance, and every single run."""
@@ -125,21 +119,16 @@ class Report:
 
     def raw(self) -> dict[str, Any]:
         """Return all figures, for JSON."""
+        arms = []
+        for arm in self.arms:
+            cost = asdict(self.costs[arm.name]) if arm.name in self.costs else None
+            found = {column: self.summary(arm.name, column) for column in self.columns}
+            summaries = {column: asdict(summary) for column, summary in found.items() if summary}
+            arms.append({**asdict(arm), "cost": cost, "summary": summaries})
         return {
             "command": self.command,
             "environment": environment(),
-            "arms": [
-                {
-                    **asdict(arm),
-                    "cost": asdict(self.costs[arm.name]) if arm.name in self.costs else None,
-                    "summary": {
-                        column: asdict(summary)
-                        for column in self.columns
-                        if (summary := self.summary(arm.name, column))
-                    },
-                }
-                for arm in self.arms
-            ],
+            "arms": arms,
             "differences": [
                 {"figure": column, "arm": arm.name, "against": other.name, **asdict(difference)}
                 for column in self.columns
@@ -196,26 +185,21 @@ class Report:
         return f"{_table(rows, ['', *map(_head, columns), 'pairs'])}\n\n{note}"
 
     def _distance_table(self, key: str, head: str) -> str:
-        probed = [outcome for outcome in self.outcomes if key in outcome.probes]
-        probes = {arm.name: [one.probes[key] for one in probed if one.arm == arm.name] for arm in self.arms}
-        ends = {(row["low"], row["high"]) for runs in probes.values() for run in runs for row in run}
-        if not ends:
-            return ""
-        bins = sorted(ends, key=lambda pair: pair[0])
+        probes = probes_of(self.outcomes, key)
+        bins = {row["low"]: range_text(row) for runs in probes.values() for run in runs for row in run}
         rows = []
         for arm in self.arms:
-            if not probes[arm.name]:
+            if arm.name not in probes:
                 continue
             cells = []
-            for low, _ in bins:
+            for low in sorted(bins):
                 found = [row for run in probes[arm.name] for row in run if row["low"] == low]
                 figures = [summarize(100 * row["right"] / row["found"] for row in found if row["found"])]
                 if any("AP" in row for row in found):
                     figures.append(summarize(row["AP"] for row in found if row["AP"] is not None))
                 cells.append(" / ".join(f"{one.mean:.0f}" if one else "-" for one in figures))
             rows.append([arm.label, *cells])
-        heads = [f"{low:.0f}+" if high is None else f"{low:.0f} to {high:.0f}" for low, high in bins]
-        return _table(rows, [head, *heads])
+        return _table(rows, [head, *(bins[low] for low in sorted(bins))]) if bins else ""
 
     def _runs_table(self) -> str:
         columns = self.columns
@@ -223,17 +207,10 @@ class Report:
         rows = []
         for outcome in self.outcomes:
             figures = _figures(outcome)
-            state = outcome.error or ("" if outcome.finished else "not finished")
-            rows.append(
-                [
-                    labels[outcome.arm],
-                    outcome.seed,
-                    *(f"{figures[column]:.1f}" if column in figures else "-" for column in columns),
-                    f"{outcome.seconds:.0f}",
-                    outcome.tries,
-                    state.replace("|", "\\|"),
-                ]
-            )
+            cells = (f"{figures[column]:.1f}" if column in figures else "-" for column in columns)
+            state = (outcome.error or ("" if outcome.finished else "not finished")).replace("|", "\\|")
+            row = [labels[outcome.arm], outcome.seed, *cells, f"{outcome.seconds:.0f}", outcome.tries, state]
+            rows.append(row)
         heads = ["every run", "seed", *map(_head, columns), "seconds", "tries", "failure"]
         # Nothing to tell: no run that was tried again, or none that failed.
         dull = {"tries": all(row[-2] <= 1 for row in rows), "failure": not any(row[-1] for row in rows)}

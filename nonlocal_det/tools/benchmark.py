@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nonlocal_det.errors import MeasurementError, UsageError
-from nonlocal_det.files import write_whole
 from nonlocal_det.tools.command import add_opts, command, make_parser, parse, positive
 
 if TYPE_CHECKING:
     from nonlocal_det.benchmark.block import BlockCost
     from nonlocal_det.benchmark.detector import DetectorCost
+    from nonlocal_det.benchmark.ratio import StepCost
 
 __all__ = ["main"]
 
@@ -66,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "growth": [_block_record(cost) for cost in growth],
             "detector": _detector_record(detector, args) if detector else None,
         }
-        text = json.dumps(content, indent=1) + "\n"
-        write_whole(args.json, lambda file: file.write(text.encode()))
+        Path(args.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if args.chart:
         draw_chart(args.chart, blocks, detector, f"{title}, batch 1, float32")
     if outputs:
@@ -139,9 +138,9 @@ def _measure_detector(args: argparse.Namespace, configs: tuple[Any, Any]) -> Det
         ],
     ]
     for name, step in (("training step", cost.training), ("inference", cost.inference)):
-        seconds = (_seconds(step.baseline_seconds), _seconds(step.seconds))
+        seconds = (_seconds(step.reference_seconds), _seconds(step.seconds))
         rows.append([name, *seconds, f"{step.time.median:.3f}", _range(step.time.interval, 3)])
-        memory = (_mebibytes(step.baseline_memory), _mebibytes(step.memory))
+        memory = (_mebibytes(step.reference_memory), _mebibytes(step.memory))
         rows.append([f"{name}, peak MiB", *memory, _number(step.memory_ratio, 3), ""])
     _print_table("|baseline|with blocks|ratio|95 % interval", rows)
     print(
@@ -160,19 +159,22 @@ def _print_table(heads: str, rows: list[list[str]]) -> None:
 
 
 def _block_record(cost: BlockCost) -> dict[str, Any]:
+    return {**asdict(cost.case), **_step_record(cost, "reference")}
+
+
+def _step_record(cost: StepCost, reference: str) -> dict[str, Any]:
     return {
-        **asdict(cost.case),
         "seconds": cost.seconds,
-        "reference_seconds": cost.reference_seconds,
+        f"{reference}_seconds": cost.reference_seconds,
         "time_ratio": asdict(cost.time),
         "memory_bytes": cost.memory,
-        "reference_memory_bytes": cost.reference_memory,
+        f"{reference}_memory_bytes": cost.reference_memory,
         "memory_ratio": cost.memory_ratio,
     }
 
 
 def _detector_record(cost: DetectorCost, args: argparse.Namespace) -> dict[str, Any]:
-    record: dict[str, Any] = {
+    return {
         "config_file": args.config_file,
         "baseline": args.baseline,
         "size": list(args.size),
@@ -184,17 +186,9 @@ def _detector_record(cost: DetectorCost, args: argparse.Namespace) -> dict[str, 
         "baseline_parameters": cost.baseline_parameters,
         "parameters_ratio": cost.parameters / cost.baseline_parameters,
         "detections": cost.detections,
+        "training": _step_record(cost.training, "baseline"),
+        "inference": _step_record(cost.inference, "baseline"),
     }
-    for name, step in (("training", cost.training), ("inference", cost.inference)):
-        record[name] = {
-            "seconds": step.seconds,
-            "baseline_seconds": step.baseline_seconds,
-            "time_ratio": asdict(step.time),
-            "memory_bytes": step.memory,
-            "baseline_memory_bytes": step.baseline_memory,
-            "memory_ratio": step.memory_ratio,
-        }
-    return record
 
 
 def _seconds(value: float) -> str:

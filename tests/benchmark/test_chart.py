@@ -5,12 +5,12 @@ pytest.importorskip("detectron2")
 
 from nonlocal_det.benchmark.block import BlockCost, block_cases
 from nonlocal_det.benchmark.chart import draw_chart
-from nonlocal_det.benchmark.detector import DetectorCost, StepCost
-from nonlocal_det.benchmark.ratio import ratio_of
+from nonlocal_det.benchmark.detector import DetectorCost
+from nonlocal_det.benchmark.ratio import StepCost, ratio_of
 from nonlocal_det.modeling.flops import Flops
 
 BLOCKS = [
-    BlockCost(case, 0.1, 0.2, ratio_of([0.1], [0.2]), 100, None if case.pairwise == "gaussian" else 400)
+    BlockCost(0.1, 0.2, ratio_of([0.1], [0.2]), 100, None if case.pairwise == "gaussian" else 400, case)
     for case in block_cases(800, 1344)
 ]
 STEP = StepCost(1.05, 1.0, ratio_of([1.04] * 10, [1.0] * 10), 110, 100)
