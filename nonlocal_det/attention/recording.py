@@ -13,17 +13,23 @@ network input; a cell of a RoI covers its share of the RoI's box. Keys that are 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from detectron2.modeling import ResNet
-from detectron2.modeling.roi_heads.keypoint_head import BaseKeypointRCNNHead
-from detectron2.structures import Instances
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from nonlocal_det.files import whole_file
 from nonlocal_det.layers import NonLocalBlock
+
+Point = tuple[float, float]
+Box = tuple[float, float, float, float]
 
 # Queries on each axis, evenly spaced, for the difference between rows.
 _PROBES = 8
@@ -44,14 +50,14 @@ class AttentionRow:
             for a block that sees the whole picture.
     """
 
-    point: tuple[float, float]
+    point: Point
     cell: tuple[int, int]
     weights: np.ndarray
-    area: tuple[float, float, float, float]
-    roi: tuple[float, float, float, float] | None = None
+    area: Box
+    roi: Box | None = None
 
     def key_centers(self) -> tuple[np.ndarray, np.ndarray]:
-        """The centres of the key cells in picture pixels: x (columns,) and y (rows,)."""
+        """Return the centres of the key cells in picture pixels: x (columns,) and y (rows,)."""
         rows, columns = self.weights.shape
         x0, y0, x1, y1 = self.area
         x = x0 + (np.arange(columns) + 0.5) * ((x1 - x0) / columns)
@@ -59,15 +65,13 @@ class AttentionRow:
         return x, y
 
     def strongest(self, count: int, picture_size: tuple[int, int]) -> list[tuple[float, float, float]]:
-        """The highest-weighted positions inside the picture.
+        """Return the highest-weighted positions inside the picture as (x, y, weight), the highest first.
+
+        A weight of exactly 0 is left out: the ReLU of Eq. 5 has switched that key off.
 
         Args:
-            count: how many.
+            count: how many at most.
             picture_size: (height, width); keys in the padding beyond it are left out.
-
-        Returns:
-            At most ``count`` of (x, y, weight), the highest weight first. A weight of exactly 0 is left
-            out: the ReLU of Eq. 5 has switched that key off.
         """
         x, y = self.key_centers()
         inside = (y[:, None] < picture_size[0]) & (x[None, :] < picture_size[1]) & (self.weights != 0)
@@ -98,50 +102,99 @@ class BlockAttention:
 
     @property
     def short_name(self) -> str:
-        """The last parts of the name: ``res4.non_local_5``, ``keypoint_head.non_local_2``."""
+        """Return the last parts of the name: ``res4.non_local_5``, ``keypoint_head.non_local_2``."""
         return ".".join(self.name.split(".")[-2:])
 
 
+class Frame(NamedTuple):
+    """The sizes (height, width) of the upright picture, and of the resized one before its padding."""
+
+    picture: tuple[int, int]
+    network: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of a picture that a block saw."""
+
+    sample: int  # of the block's input
+    area: Box  # that this input covers, in picture pixels
+    roi: Box | None = None  # the same where the block saw a part of the picture alone
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a block saw of some points."""
+
+    seen: list[tuple[Region, Sequence[Point]]]  # the points to ask about in each region
+    probed: Region | None  # where BlockAttention.difference is measured; None if the block saw nothing
+    notes: list[str] = field(default_factory=list)  # a line for every point that it did not see
+
+
+class Place(ABC):
+    """Where in a model a block stands: what it knows of the picture."""
+
+    def watch(self) -> list[RemovableHandle]:
+        """Begin to note during an inference what :meth:`look` needs; return the hooks, to be removed."""
+        return []
+
+    @abstractmethod
+    def look(self, points: Sequence[Point], frame: Frame, size: Sequence[int]) -> Sight:
+        """Find points in what the block saw.
+
+        Args:
+            points: (x, y) in picture pixels.
+            frame: the sizes of the picture.
+            size: (rows, columns) of the block's input; empty where it had none.
+        """
+
+
+class _StagePlace(Place):
+    """A place in a ResNet's stage, which sees the whole picture, by the stride of its cells."""
+
+    def __init__(self, stride: int) -> None:
+        self.stride = stride
+
+    def look(self, points: Sequence[Point], frame: Frame, size: Sequence[int]) -> Sight:
+        down, across = (self.stride * a / b for a, b in zip(frame.picture, frame.network, strict=True))
+        region = Region(0, (0.0, 0.0, size[1] * across, size[0] * down))
+        return Sight([(region, points)], region)
+
+
 class AttentionRecorder:
-    """Keeps what the non-local blocks of a detector get during an inference, and asks them about it.
+    """Keeps what the non-local blocks of a model get during an inference, and asks them about it.
 
     Only the inputs are kept; the weights are computed afterwards, for the positions asked for alone, by
     :meth:`NonLocalBlock.attention`. Inside the ``with`` block run the model in eval mode, on one picture.
 
     Args:
-        model: a detector with blocks in a ResNet's stages or in a keypoint head.
+        model: a model with blocks in a ResNet's stages.
+        places: the places of other blocks, by the blocks' names.
 
     Raises:
-        ValueError: the model has no such block.
+        ValueError: there is no such block.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, places: Mapping[str, Place] | None = None) -> None:
         self._blocks = {n: m for n, m in model.named_modules() if isinstance(m, NonLocalBlock)}
         strides = _strides(model)
-        heads = [m for m in model.modules() if isinstance(m, BaseKeypointRCNNHead)]
-        # Of a block: the pixels of the network input that a cell covers, or the head that it is part of.
-        self._places: dict[str, int | nn.Module] = {}
-        for name, block in self._blocks.items():
-            head = next((h for h in heads if any(m is block for m in h.modules())), None)
-            if block in strides or head is not None:
-                self._places[name] = strides.get(block, head)
+        known = {n: _StagePlace(strides[m]) for n, m in self._blocks.items() if m in strides} | (places or {})
+        self._places = {name: known[name] for name in self._blocks if name in known}
         if not self._places:
             raise ValueError(
                 "the model has no non-local block to draw; set MODEL.NONLOCAL.RES4 [-1] or use a config "
                 "whose name has _nl"
             )
         self._inputs: dict[str, Tensor] = {}
-        self._instances: dict[nn.Module, Instances] = {}
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> AttentionRecorder:
         self._inputs.clear()
-        self._instances.clear()
-        for name, place in self._places.items():
-            hook = self._keep_input(name)
+        for name in self._places:
+            hook = partial(self._keep_input, name)
             self._handles.append(self._blocks[name].register_forward_pre_hook(hook))
-            if isinstance(place, nn.Module) and place not in self._instances:
-                self._handles.append(place.register_forward_pre_hook(self._keep_instances))
+        for place in dict.fromkeys(self._places.values()):  # blocks may share one
+            self._handles += place.watch()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,22 +203,14 @@ class AttentionRecorder:
         self._handles.clear()
 
     def attention(
-        self,
-        points: Sequence[tuple[float, float]],
-        picture_size: tuple[int, int],
-        network_size: tuple[int, int],
+        self, points: Sequence[Point], picture_size: tuple[int, int], network_size: tuple[int, int]
     ) -> list[BlockAttention]:
-        """Compute the rows of every block for some points.
-
-        A block of the keypoint head is asked about the highest-scoring instance whose box holds the point.
+        """Compute the rows of every block, in the order of the model, for some points.
 
         Args:
             points: (x, y) in pixels of the upright picture.
             picture_size: (height, width) of the upright picture.
             network_size: (height, width) of the resized picture that the model got, before its padding.
-
-        Returns:
-            One entry for every block, in the order of the model.
 
         Raises:
             ValueError: a point is outside the picture.
@@ -176,88 +221,31 @@ class AttentionRecorder:
                 raise ValueError(
                     f"the point {x:g},{y:g} is outside the picture of {width} x {height} (width x height)"
                 )
-        found = []
-        for name, place in self._places.items():
-            if isinstance(place, nn.Module):
-                found.append(self._in_head(name, place, points, picture_size, network_size))
-            else:
-                found.append(self._in_stage(name, place, points, picture_size, network_size))
-        return found
+        return [self._ask(name, points, Frame(picture_size, network_size)) for name in self._places]
 
-    def _keep_input(self, name: str):  # noqa: ANN202
-        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            self._inputs[name] = args[0].detach()
+    def _keep_input(self, name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._inputs[name] = args[0].detach()
 
-        return hook
-
-    def _keep_instances(self, head: nn.Module, args: tuple[Tensor, list[Instances]]) -> None:
-        # A copy: Detectron2 scales the boxes in place afterwards, and drops the empty ones.
-        instances = args[1][0]
-        kept = Instances(instances.image_size)
-        kept.pred_boxes = instances.pred_boxes.clone()
-        kept.scores = instances.scores.clone()
-        self._instances[head] = kept
-
-    def _in_stage(
-        self,
-        name: str,
-        stride: int,
-        points: Sequence[tuple[float, float]],
-        picture_size: tuple[int, int],
-        network_size: tuple[int, int],
-    ) -> BlockAttention:
-        block, x = self._blocks[name], self._inputs[name]
-        rows, columns = x.shape[2:]
-        across, down = stride * picture_size[1] / network_size[1], stride * picture_size[0] / network_size[0]
-        area = (0.0, 0.0, columns * across, rows * down)
-        answers = _rows(block, x, points, area)
-        probes = _grid((0.0, 0.0, float(picture_size[1]), float(picture_size[0])))
-        return BlockAttention(name, block.pairwise, answers, [], _difference(block, x, probes, area))
-
-    def _in_head(
-        self,
-        name: str,
-        head: nn.Module,
-        points: Sequence[tuple[float, float]],
-        picture_size: tuple[int, int],
-        network_size: tuple[int, int],
-    ) -> BlockAttention:
-        block, instances = self._blocks[name], self._instances.get(head)
-        if instances is None or len(instances) == 0:
-            return BlockAttention(name, block.pairwise, [], ["no instance was detected"])
-        x = self._inputs[name]
-        scale = torch.tensor(
-            [picture_size[1] / network_size[1], picture_size[0] / network_size[0]], dtype=torch.float64
-        ).repeat(2)
-        boxes = instances.pred_boxes.tensor.cpu().double() * scale
-        order = instances.scores.argsort(descending=True, stable=True).tolist()
-        answers, notes = [], []
-        for point in points:
-            holding = (k for k in order if _holds(boxes[k].tolist(), point))
-            index = next(holding, None)
-            if index is None:
-                notes.append(f"no detected instance holds the pixel {int(point[0])},{int(point[1])}")
-                continue
-            box = tuple(boxes[index].tolist())
-            answers += _rows(block, x[index : index + 1], [point], box, roi=box)
-        best = tuple(boxes[order[0]].tolist())
-        difference = _difference(block, x[order[0] : order[0] + 1], _grid(best), best)
-        return BlockAttention(name, block.pairwise, answers, notes, difference)
+    def _ask(self, name: str, points: Sequence[Point], frame: Frame) -> BlockAttention:
+        block, x = self._blocks[name], self._inputs.get(name)
+        sight = self._places[name].look(points, frame, () if x is None else x.shape[2:])
+        rows = [row for region, seen in sight.seen for row in _rows(block, x, seen, region)]
+        difference = float("nan")
+        if sight.probed is not None:
+            probes = _grid(sight.probed.roi or (0.0, 0.0, float(frame.picture[1]), float(frame.picture[0])))
+            difference = _difference(block, x, probes, sight.probed)
+        return BlockAttention(name, block.pairwise, rows, sight.notes, difference)
 
 
 def row_difference(rows: Tensor) -> float:
-    """How much rows of weights differ: the mean over all pairs of |a - b|_1 / (|a|_1 + |b|_1).
+    """Return how much rows of weights differ: the mean over all pairs of |a - b|_1 / (|a|_1 + |b|_1).
 
-    For the two Gaussian functions, whose rows are distributions, this is the mean total variation distance:
-    the share of its weight that a row puts where another does not. It is in [0, 1] for every f: 0 means
-    that all positions attend alike (the block adds the same vector everywhere), 1 that no two rows share a
-    key (or, for a dot product, that they are opposite).
+    For the two Gaussian functions this is the mean total variation distance: the share of its weight that a
+    row puts where another does not. It is in [0, 1] for every f: 0 means that all positions attend alike (the
+    block adds the same vector everywhere), 1 that no two rows share a key, or are opposite.
 
     Args:
-        rows: weights (Q, M), Q at least 2.
-
-    Returns:
-        The mean; pairs of rows that are both zero count as 0.
+        rows: weights (Q, M), Q at least 2. A pair of rows that are both zero counts as 0.
     """
     rows = rows.cpu().double()
     norms = rows.abs().sum(dim=1)
@@ -293,12 +281,12 @@ def save_attention(path: str | os.PathLike[str], found: Sequence[BlockAttention]
             arrays[f"{block.name}/cells"] = np.array([row.cell for row in block.rows])
             arrays[f"{block.name}/keys_x"] = np.stack([x for x, _ in centers])
             arrays[f"{block.name}/keys_y"] = np.stack([y for _, y in centers])
-    with open(path, "wb") as file:  # given a name, savez would add a suffix
+    with whole_file(path) as partial_path, open(partial_path, "wb") as file:  # a name would get a suffix
         np.savez_compressed(file, **arrays)
 
 
 def _strides(model: nn.Module) -> dict[nn.Module, int]:
-    """The pixels of the network input that a cell covers, for every block in a ResNet's stages."""
+    """Return the pixels of the network input that a cell covers, for every block in a ResNet's stages."""
     strides: dict[nn.Module, int] = {}
     for resnet in model.modules():
         if not isinstance(resnet, ResNet):
@@ -313,43 +301,35 @@ def _strides(model: nn.Module) -> dict[nn.Module, int]:
     return strides
 
 
-def _rows(
-    block: NonLocalBlock,
-    x: Tensor,
-    points: Sequence[tuple[float, float]],
-    area: tuple[float, float, float, float],
-    roi: tuple[float, float, float, float] | None = None,
-) -> list[AttentionRow]:
-    """Ask the block about points of its input x (1, C, H, W), which covers ``area`` of the picture."""
+def _rows(block: NonLocalBlock, x: Tensor, points: Sequence[Point], region: Region) -> list[AttentionRow]:
+    """Ask the block about points of a region of its input x (B, C, H, W)."""
     if not points:
         return []
-    cells = _cells(points, area, x.shape[2:])
-    weights = block.attention(x, torch.tensor(cells, device=x.device))[0].float().cpu().numpy()
-    x0, y0, x1, y1 = area
+    cells = _cells(points, region.area, x.shape[2:])
+    weights = _weights(block, x, cells, region).float().cpu().numpy()
+    x0, y0, x1, y1 = region.area
     shares = []
     for size, keys in zip(x.shape[2:], weights.shape[1:], strict=True):
         # Equal sizes: not pooled, or a single cell. Else a key is two cells, and an odd last one is lost.
         shares.append(1.0 if size == keys else 2 * keys / size)
-    keys_area = (x0, y0, x0 + (x1 - x0) * shares[1], y0 + (y1 - y0) * shares[0])
-    return [AttentionRow(p, c, w, keys_area, roi) for p, c, w in zip(points, cells, weights, strict=True)]
+    area = (x0, y0, x0 + (x1 - x0) * shares[1], y0 + (y1 - y0) * shares[0])
+    return [AttentionRow(p, c, w, area, region.roi) for p, c, w in zip(points, cells, weights, strict=True)]
 
 
-def _difference(
-    block: NonLocalBlock,
-    x: Tensor,
-    points: Sequence[tuple[float, float]],
-    area: tuple[float, float, float, float],
-) -> float:
-    cells = sorted(set(_cells(points, area, x.shape[2:])))
+def _difference(block: NonLocalBlock, x: Tensor, points: Sequence[Point], region: Region) -> float:
+    cells = sorted(set(_cells(points, region.area, x.shape[2:])))
     if len(cells) < 2:
         return float("nan")
-    return row_difference(block.attention(x, torch.tensor(cells, device=x.device))[0].flatten(1))
+    return row_difference(_weights(block, x, cells, region).flatten(1))
 
 
-def _cells(
-    points: Sequence[tuple[float, float]], area: tuple[float, float, float, float], size: Sequence[int]
-) -> list[tuple[int, int]]:
-    """The (row, column) of a map of some size over ``area`` that hold the points."""
+def _weights(block: NonLocalBlock, x: Tensor, cells: Sequence[tuple[int, int]], region: Region) -> Tensor:
+    sample = x[region.sample : region.sample + 1]
+    return block.attention(sample, torch.tensor(cells, device=x.device))[0]
+
+
+def _cells(points: Sequence[Point], area: Box, size: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the (row, column) of a map of some size over ``area`` that hold the points."""
     x0, y0, x1, y1 = area
     rows, columns = size
     cells = []
@@ -360,11 +340,7 @@ def _cells(
     return cells
 
 
-def _grid(box: tuple[float, float, float, float]) -> list[tuple[float, float]]:
+def _grid(box: Box) -> list[Point]:
     x0, y0, x1, y1 = box
     steps = [(k + 0.5) / _PROBES for k in range(_PROBES)]
     return [(x0 + (x1 - x0) * a, y0 + (y1 - y0) * b) for b in steps for a in steps]
-
-
-def _holds(box: Sequence[float], point: tuple[float, float]) -> bool:
-    return box[0] <= point[0] <= box[2] and box[1] <= point[1] <= box[3]

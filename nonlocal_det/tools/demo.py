@@ -450,10 +450,10 @@ def _save_attention(
 
 
 def _recorder(predictor: Predictor) -> AttentionRecorder:
-    from nonlocal_det.attention import AttentionRecorder
+    from nonlocal_det.detection.attention import record_attention
 
     try:
-        return AttentionRecorder(predictor.model)
+        return record_attention(predictor.model)
     except ValueError as error:
         raise UsageError(f"--attention: {error}") from None
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from detectron2.modeling import build_model
+from attention_reference import FORMS, GRID, MASK_RCNN, NETWORK, PICTURE, detector, matrix, run
 
-from nonlocal_det import get_config
 from nonlocal_det.attention import (
     AttentionRecorder,
     AttentionRow,
@@ -17,89 +16,14 @@ from nonlocal_det.attention import (
     save_attention,
 )
 
-MASK_RCNN = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
-KEYPOINT_RCNN = "COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x_nl_head_backbone.yaml"
-FORMS = ("embedded_gaussian", "gaussian", "dot_product", "concatenation")
-
-# A picture of 60 x 100 pixels is resized twofold; padded to 128 x 224 it is a map of 8 x 14 at stride 16.
-PICTURE, NETWORK, GRID = (60, 100), (120, 200), (8, 14)
-
-
-def noise(seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 256, (3, *NETWORK), generator=torch.Generator().manual_seed(seed)).float()
-
-
-def detector(small_options, config: str = MASK_RCNN, **changes):
-    """A detector with random weights, whose batch norms know noise: features are then of ordinary size."""
-    torch.manual_seed(0)
-    changes = {key.replace("__", "."): value for key, value in changes.items()}
-    model = build_model(get_config(config, small_options(changes)))
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = 1.0
-    with torch.no_grad():
-        model.backbone.train()(model.preprocess_image([{"image": noise()}]).tensor)
-    return model.eval()
-
-
-def run(model):
-    """Run the model on noise; return what every block and every keypoint head got, besides the recorder."""
-    inputs, heads, handles = {}, {}, []
-    for name, module in model.named_modules():
-        if hasattr(module, "attention") and hasattr(module, "w_z"):
-            hook = lambda _, args, name=name: inputs.__setitem__(name, args[0].clone())  # noqa: E731
-            handles.append(module.register_forward_pre_hook(hook))
-        if name.endswith("keypoint_head"):
-
-            def keep(_, args):
-                heads["boxes"] = args[1][0].pred_boxes.tensor.clone()
-                heads["scores"] = args[1][0].scores.clone()
-
-            handles.append(module.register_forward_pre_hook(keep))
-    with torch.no_grad(), AttentionRecorder(model) as recorder:
-        output = model([{"image": noise(), "height": PICTURE[0], "width": PICTURE[1]}])[0]["instances"]
-    for handle in handles:
-        handle.remove()
-    return recorder, inputs, heads, output
-
-
-def pooled(x: torch.Tensor) -> torch.Tensor:
-    """The greatest of every 2 x 2 cells of x (C, H, W)."""
-    c, h, w = x.shape
-    return x[:, : h // 2 * 2, : w // 2 * 2].reshape(c, h // 2, 2, w // 2, 2).amax(dim=(2, 4))
-
-
-def matrix(block, x: torch.Tensor, pairwise: str, pool: str) -> torch.Tensor:
-    """f(x_i, x_j) / C(x) for all i and j, x (C, H, W): [H, W, key rows, key columns]."""
-
-    def project(layer, values):
-        return torch.einsum("dc,chw->dhw", layer.weight[:, :, 0, 0], values) + layer.bias[:, None, None]
-
-    source = pooled(x) if pool == "input" else x
-    if pairwise == "gaussian":
-        theta, phi = x, source
-    else:
-        theta, phi = project(block.theta, x), project(block.phi, source)
-    if pool == "embedding":
-        phi = pooled(phi)
-    if pairwise == "concatenation":
-        half = len(theta)
-        a = torch.einsum("d,dhw->hw", block.w_f.weight[0, :half], theta)
-        b = torch.einsum("d,dhw->hw", block.w_f.weight[0, half:], phi)
-        return (a[:, :, None, None] + b).clamp_min(0) / phi[0].numel()
-    products = torch.einsum("dhw,dij->hwij", theta, phi)
-    if pairwise == "dot_product":
-        return products / phi[0].numel()
-    products = products / len(theta) ** 0.5
-    return products.flatten(2).softmax(dim=2).view_as(products)
-
 
 @pytest.mark.parametrize("pool", ["input", "embedding", "none"])
 @pytest.mark.parametrize("pairwise", FORMS)
 def test_rows_of_the_matrix(small_options, pairwise, pool):
     changes = {"MODEL__NONLOCAL__PAIRWISE": pairwise, "MODEL__NONLOCAL__POOL": pool}
     model = detector(small_options, **changes)
-    recorder, inputs, _, _ = run(model)
+    recorder = AttentionRecorder(model)
+    inputs, *_ = run(model, recorder)
     points = [(0.5, 0.5), (37.5, 20.5), (99.5, 59.5)]
 
     (found,) = recorder.attention(points, PICTURE, NETWORK)
@@ -148,7 +72,8 @@ def test_rows_of_the_matrix(small_options, pairwise, pool):
 )
 def test_stride_of_the_place(small_options, changes, name, stride):
     model = detector(small_options, MODEL__NONLOCAL__POOL="none", **changes)
-    recorder, inputs, _, _ = run(model)
+    recorder = AttentionRecorder(model)
+    inputs, *_ = run(model, recorder)
     (found,) = recorder.attention([(50.5, 30.5)], PICTURE, NETWORK)
     assert found.short_name == name
     assert inputs[found.name].shape[2:] == (128 // stride, 224 // stride)
@@ -159,71 +84,13 @@ def test_stride_of_the_place(small_options, changes, name, stride):
 
 def test_retinanet(small_options):
     model = detector(small_options, "Ablations/retinanet_R_50_FPN_1x_nl.yaml")
-    recorder, inputs, _, _ = run(model)
+    recorder = AttentionRecorder(model)
+    inputs, *_ = run(model, recorder)
     (found,) = recorder.attention([(37.5, 20.5)], PICTURE, NETWORK)
     block = dict(model.named_modules())[found.name]
     with torch.no_grad():
         expected = matrix(block, inputs[found.name][0], "embedded_gaussian", "input")
     np.testing.assert_allclose(found.rows[0].weights, expected[found.rows[0].cell].numpy(), atol=1e-6)
-
-
-def test_keypoint_head_uses_the_best_instance_that_holds_the_point(small_options):
-    model = detector(small_options, KEYPOINT_RCNN)
-    recorder, inputs, heads, output = run(model)
-    assert len(output) > 1
-    boxes = heads["boxes"] / 2  # to the picture
-    worst = int(heads["scores"].argmin())
-    point = tuple(((boxes[worst, :2] + boxes[worst, 2:]) / 2).tolist())
-    holding = [
-        k
-        for k, (x0, y0, x1, y1) in enumerate(boxes.tolist())
-        if x0 <= point[0] <= x1 and y0 <= point[1] <= y1
-    ]
-    chosen = max(holding, key=lambda k: float(heads["scores"][k]))
-
-    found = recorder.attention([point], PICTURE, NETWORK)
-
-    assert [block.short_name for block in found] == ["res4.non_local_22"] + [
-        f"keypoint_head.non_local_{k}" for k in (2, 4, 6, 8)
-    ]
-    x0, y0, x1, y1 = boxes[chosen].tolist()
-    for block in found[1:]:
-        (row,) = block.rows
-        x = inputs[block.name][chosen]
-        rows, columns = x.shape[1:]
-        cell = (int((point[1] - y0) / (y1 - y0) * rows), int((point[0] - x0) / (x1 - x0) * columns))
-        assert row.cell == cell
-        np.testing.assert_allclose(row.roi, (x0, y0, x1, y1), rtol=1e-5)
-        with torch.no_grad():
-            expected = matrix(dict(model.named_modules())[block.name], x, "embedded_gaussian", "input")
-        np.testing.assert_allclose(row.weights, expected[cell].numpy(), rtol=1e-4, atol=1e-6)
-        # Keys of 2 x 2 cells share the box evenly.
-        np.testing.assert_allclose(row.key_centers()[0], x0 + (np.arange(7) + 0.5) / 7 * (x1 - x0), rtol=1e-4)
-        assert 0 <= block.difference <= 1
-
-
-def test_keypoint_head_without_an_instance(small_options):
-    model = detector(small_options, KEYPOINT_RCNN, MODEL__ROI_HEADS__SCORE_THRESH_TEST=1.0)
-    recorder, _, _, output = run(model)
-    assert len(output) == 0
-    first, *others = recorder.attention([(5.0, 5.0)], PICTURE, NETWORK)
-    assert len(first.rows) == 1
-    assert len(others) == 4
-    for block in others:
-        assert not block.rows
-        assert block.notes == ["no instance was detected"]
-
-    model = detector(small_options, KEYPOINT_RCNN)
-    recorder, _, heads, _ = run(model)
-    boxes = (heads["boxes"] / 2).tolist()
-    free = next(
-        (x + 0.5, y + 0.5)
-        for y in range(PICTURE[0])
-        for x in range(PICTURE[1])
-        if not any(x0 <= x + 0.5 <= x1 and y0 <= y + 0.5 <= y1 for x0, y0, x1, y1 in boxes)
-    )
-    block = recorder.attention([free], PICTURE, NETWORK)[1]
-    assert block.notes == [f"no detected instance holds the pixel {int(free[0])},{int(free[1])}"]
 
 
 def test_recording_changes_nothing(small_options):
@@ -239,8 +106,10 @@ def test_recording_changes_nothing(small_options):
 
 def test_refusals(small_options):
     with pytest.raises(ValueError, match=r"RES4 \[-1\]"):
-        AttentionRecorder(detector(small_options, "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x.yaml"))
-    recorder, *_ = run(detector(small_options))
+        AttentionRecorder(detector(small_options, MASK_RCNN.replace("_nl", "")))
+    model = detector(small_options)
+    recorder = AttentionRecorder(model)
+    run(model, recorder)
     with pytest.raises(ValueError, match="100,5 is outside"):
         recorder.attention([(100, 5)], PICTURE, NETWORK)
 
