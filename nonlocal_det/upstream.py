@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -53,6 +55,36 @@ PRIVATE_MEMBERS = {
     "detectron2.utils.visualizer.Visualizer": ("_default_font_size",),
     "torch.nn.Conv2d": ("_conv_forward",),
 }
+
+
+#: Modules that open annotation files by a class named COCO, which :func:`annotation_files_from` replaces.
+COCO_MODULES = ("pycocotools.coco", "detectron2.evaluation.coco_evaluation")
+
+
+@contextmanager
+def annotation_files_from(read: Callable[[str], dict[str, Any]]) -> Iterator[None]:
+    """Let Detectron2's ``load_coco_json`` and ``COCOEvaluator`` take files from a function, not from disk.
+
+    Args:
+        read: returns the content of the annotation file at a path; it may be changed.
+    """
+    modules = [import_module(name) for name in COCO_MODULES]
+    theirs = [module.COCO for module in modules]
+
+    class Given(theirs[0]):
+        def __init__(self, annotation_file: str | None = None) -> None:
+            super().__init__()
+            if annotation_file is not None:
+                self.dataset = read(annotation_file)
+                self.createIndex()
+
+    try:
+        for module in modules:
+            module.COCO = Given
+        yield
+    finally:
+        for module, own in zip(modules, theirs, strict=True):
+            module.COCO = own
 
 
 def __getattr__(name: str) -> Any:

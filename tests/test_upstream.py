@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nonlocal_det.upstream import UPSTREAM_WARNINGS
+from nonlocal_det.upstream import COCO_MODULES, UPSTREAM_WARNINGS, annotation_files_from
 
 ROOT = Path(__file__).resolve().parents[1]
 PINNED_TORCH = next(
@@ -103,3 +104,22 @@ def test_other_warnings_stay(tmp_path):
 def test_filters_fit_into_pytest_options():
     # pytest splits "action:message:category:module" at every colon.
     assert all(":" not in message + module for _, message, _, module in UPSTREAM_WARNINGS)
+
+
+def test_annotation_files_come_from_memory_for_a_while():
+    """Detectron2 opens them by a class that it takes from these modules when it needs it."""
+    from detectron2.data import MetadataCatalog
+    from detectron2.data.datasets import load_coco_json
+    from detectron2.evaluation import COCOEvaluator
+
+    content = {"images": [{"id": 1, "file_name": "a.png", "width": 2, "height": 2}]}
+    content.update(categories=[{"id": 1, "name": "nut"}], annotations=[])
+    theirs = [importlib.import_module(module).COCO for module in COCO_MODULES]
+    asked = []
+    with annotation_files_from(lambda path: asked.append(path) or content):
+        assert load_coco_json("nowhere.json", "images")[0]["image_id"] == 1
+        MetadataCatalog.get("from_memory").json_file = "nowhere too.json"
+        COCOEvaluator("from_memory", use_fast_impl=False)
+    MetadataCatalog.remove("from_memory")
+    assert asked == ["nowhere.json", "nowhere too.json"]
+    assert [importlib.import_module(module).COCO for module in COCO_MODULES] == theirs

@@ -1,8 +1,7 @@
-"""Folders of data that are made once: whole or not at all, by one process at a time."""
+"""Data that are made on first use: folders, whole or not at all, by one process at a time."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -13,12 +12,45 @@ from pathlib import Path
 
 from iopath.common.file_io import file_lock
 
+from nonlocal_det.files import hash_file
+
 CACHE_VARIABLE = "NONLOCAL_DET_CACHE"
 """Environment variable that names the cache folder."""
 
 _MANIFEST = "manifest.json"
 
 logger = logging.getLogger(__name__)
+
+#: Data sets that are made on first use, by name.
+_makers: dict[str, Callable[[], object]] = {}
+
+
+def make_on_first_use(name: str, make: Callable[[], object]) -> None:
+    """Let a data set be made by ``make`` when its files are needed; its metadata may name them before.
+
+    Args:
+        name: name of the data set.
+        make: makes its files where they are missing.
+    """
+    _makers[name] = make
+
+
+def is_made_on_first_use(name: str) -> bool:
+    """Return whether a data set's files need not be there before :func:`ensure_made` is called."""
+    return name in _makers
+
+
+def ensure_made(name: str) -> None:
+    """Make the files of a data set that is made on first use, where they are missing; others are left alone.
+
+    Args:
+        name: name of the data set.
+
+    Raises:
+        OSError: the files cannot be written.
+    """
+    if name in _makers:
+        _makers[name]()
 
 
 def cache_root() -> Path:
@@ -85,8 +117,7 @@ def _describe(directory: Path) -> dict[str, dict[str, int | str]]:
         if path.is_file() and path != directory / _MANIFEST
     }
     top = [name for name in sizes if "/" not in name]
-    hashes = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in top}
-    return {"sizes": sizes, "sha256": hashes}
+    return {"sizes": sizes, "sha256": {name: hash_file(directory / name) for name in top}}
 
 
 def _is_complete(directory: Path) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 from detectron2.config import CfgNode
-from detectron2.data import MetadataCatalog
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.catalog import Metadata
 from detectron2.modeling import (
     ANCHOR_GENERATOR_REGISTRY,
     BACKBONE_REGISTRY,
@@ -17,10 +21,26 @@ from detectron2.modeling import (
 )
 
 from nonlocal_det.config.messages import check_choice, config_error
+from nonlocal_det.data.cache import is_made_on_first_use
+from nonlocal_det.detection.annotations.checked_file import CheckedFile
+from nonlocal_det.detection.annotations.checks.findings import Finding, check_file
+from nonlocal_det.detection.annotations.checks.table import ERROR
+from nonlocal_det.detection.annotations.coco_file import CocoFile
+from nonlocal_det.detection.annotations.documents import keep_file
 from nonlocal_det.detection.config import KEYPOINT_HEAD, detector_key, detector_node
-from nonlocal_det.errors import ConfigError
+from nonlocal_det.detection.registration import named, summarize
+from nonlocal_det.errors import ConfigError, DatasetError
+from nonlocal_det.upstream import COCO_SPLITS
 
-__all__ = ["check_classes", "check_parts", "check_settings"]
+__all__ = ["check_classes", "check_data", "check_parts", "check_settings"]
+
+logger = logging.getLogger(__name__)
+
+#: How many pictures of a data set are opened before training.
+SAMPLED_PICTURES = 50
+
+# Detectron2's own data sets are known to it; to read COCO's training set again would take half a minute.
+_KNOWN = {name for splits in COCO_SPLITS.values() for name in splits}
 
 _REGISTRIES = {
     "MODEL.META_ARCHITECTURE": META_ARCH_REGISTRY,
@@ -145,3 +165,74 @@ def check_classes(cfg: CfgNode, key: str, name: str) -> None:
             f"{key} names {name!r}: it has no keypoints, and MODEL.KEYPOINT_ON is True; write one that has, "
             'such as "keypoints_coco_2017_train"'
         )
+
+
+def check_data(cfg: CfgNode, *, training: bool) -> None:
+    """Check the annotation files of a config's data sets, but for Detectron2's own and the built-in ones.
+
+    What is found goes to the log, and what DATASETS.REGISTER has taken from the files. Of the pictures a
+    sample is opened; everything else is checked whole.
+
+    Args:
+        cfg: a config from :func:`nonlocal_det.get_config`.
+        training: whether the run trains, so that DATASETS.TRAIN is used.
+
+    Raises:
+        ConfigError: a data set has errors; the message has the first one.
+    """
+    train = cfg.DATASETS.TRAIN if training else ()
+    first: CocoFile | None = None
+    for name in dict.fromkeys((*train, *cfg.DATASETS.TEST)):
+        metadata = MetadataCatalog.get(name) if name in DatasetCatalog else Metadata()
+        path = metadata.get("json_file")
+        known = name in _KNOWN or is_made_on_first_use(name)
+        if known or metadata.get("evaluator_type") != "coco" or not isinstance(path, str):
+            continue
+        try:
+            file = keep_file(path)
+        except DatasetError as error:
+            raise ConfigError(f"data set {name!r}: {error}") from None
+        findings = check_file(
+            CheckedFile(
+                file,
+                masks=cfg.MODEL.MASK_ON,
+                keypoints=cfg.MODEL.KEYPOINT_ON,
+                training=name in train,
+                folder=metadata.get("image_root"),
+                sample=SAMPLED_PICTURES,
+                other=first,
+                allow_outside=cfg.DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT,
+                # The evaluation needs them all.
+                max_bad_fraction=None if name in cfg.DATASETS.TEST else cfg.DATALOADER.MAX_BAD_FRACTION,
+            )
+        )
+        first = first or file
+        _report(name, path, findings)
+        if name in (entry[0] for entry in cfg.DATASETS.REGISTER):
+            logger.info("%s", _describe(cfg, name, file))
+
+
+def _describe(cfg: CfgNode, name: str, file: CocoFile) -> str:
+    """Say in one line what a data set's file has decided."""
+    summary = summarize(file.path)
+    classes, points = summary.classes, summary.keypoints
+    parts = [f"{named(classes, 'class', 'classes')}: {detector_key(cfg)}.NUM_CLASSES {len(classes)}"]
+    if cfg.MODEL.KEYPOINT_ON and points:
+        pairs = len(MetadataCatalog.get(name).get("keypoint_flip_map", ()))
+        parts.append(
+            f"{named(points, 'keypoint')}, {pairs} left and right: MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS "
+            f"{len(points)}"
+        )
+    if cfg.MODEL.MASK_ON:
+        masks = "some as RLE" if summary.has_rle else "as polygons"
+        parts.append(f"masks {masks}: INPUT.MASK_FORMAT {cfg.INPUT.MASK_FORMAT}")
+    return f"{name}: {file.path} has {'; '.join(parts)}"
+
+
+def _report(name: str, path: str, findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        logger.log(logging.ERROR if finding.severity == ERROR else logging.WARNING, "%s: %s", name, finding)
+    errors = [str(finding) for finding in findings if finding.severity == ERROR]
+    if errors:
+        more = f" (and {len(errors) - 1} more, see the log)" if len(errors) > 1 else ""
+        raise ConfigError(f"data set {name!r} ({path}): {errors[0].removeprefix('error: ')}{more}")

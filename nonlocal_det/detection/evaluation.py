@@ -16,8 +16,11 @@ from detectron2.config import CfgNode
 from detectron2.evaluation import COCOEvaluator as Detectron2Evaluator
 from detectron2.utils.file_io import PathManager
 
+from nonlocal_det.data.cache import ensure_made
 from nonlocal_det.detection.annotations.coco_file import describe_mask
+from nonlocal_det.detection.annotations.documents import lend_document
 from nonlocal_det.detection.annotations.fixes import FOR_EVALUATION, mend
+from nonlocal_det.upstream import annotation_files_from
 
 __all__ = ["COCOEvaluator", "Scores", "evaluate_coco"]
 
@@ -123,16 +126,18 @@ class COCOEvaluator(Detectron2Evaluator):
         kpt_oks_sigmas: Sequence[float] = (),
         allow_cached_coco: bool = True,
     ) -> None:
-        super().__init__(
-            dataset_name,
-            tasks,
-            distributed,
-            output_dir,
-            max_dets_per_image=max_dets_per_image,
-            use_fast_impl=False,  # that one needs the compiled extension
-            kpt_oks_sigmas=kpt_oks_sigmas,
-            allow_cached_coco=allow_cached_coco,
-        )
+        ensure_made(dataset_name)
+        with annotation_files_from(lend_document):
+            super().__init__(
+                dataset_name,
+                tasks,
+                distributed,
+                output_dir,
+                max_dets_per_image=max_dets_per_image,
+                use_fast_impl=False,  # that one needs the compiled extension
+                kpt_oks_sigmas=kpt_oks_sigmas,
+                allow_cached_coco=allow_cached_coco,
+            )
         self._use_fast_impl = use_fast_impl
         document = self._coco_api.dataset
         self._do_evaluation = bool(document.get("annotations"))

@@ -19,9 +19,15 @@ from torch.utils.data import DataLoader
 
 from nonlocal_det.data.loader import TrainLoader, named_reason
 from nonlocal_det.data.order import EpochOrder
+from nonlocal_det.detection.annotations.documents import (
+    lend_document,
+    release_documents,
+    take_document,
+)
 from nonlocal_det.errors import ConfigError
 from nonlocal_det.media.folders import outside
 from nonlocal_det.media.image import PictureMapper
+from nonlocal_det.upstream import annotation_files_from
 
 __all__ = ["build_test_loader", "build_train_loader", "build_validation_loader"]
 
@@ -40,7 +46,15 @@ def build_train_loader(cfg: CfgNode, seed: int) -> TrainLoader:
         ConfigError: images without a size are to be grouped by it (DATALOADER.ASPECT_RATIO_GROUPING), or a
             picture lies outside its image folder (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT).
     """
-    parts = build_detection_train_loader.from_config(cfg)
+    evaluated = _test_files(cfg)
+
+    def read(path: str) -> dict[str, Any]:
+        # PreciseBN makes a second loader of the training data.
+        needed = path in evaluated or cfg.TEST.PRECISE_BN.ENABLED
+        return lend_document(path) if needed else take_document(path)
+
+    with annotation_files_from(read):
+        parts = build_detection_train_loader.from_config(cfg)
     dataset, processes = parts["dataset"], comm.get_world_size()
     _check_picture_paths(cfg, cfg.DATASETS.TRAIN, dataset)
     try:
@@ -85,7 +99,9 @@ def build_test_loader(cfg: CfgNode, dataset: str) -> DataLoader:
     Raises:
         ConfigError: a picture lies outside the image folder (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT).
     """
-    parts = build_detection_test_loader.from_config(cfg, dataset)
+    release_documents(but=_test_files(cfg))  # others were for training
+    with annotation_files_from(lend_document):
+        parts = build_detection_test_loader.from_config(cfg, dataset)
     _check_picture_paths(cfg, [dataset], parts["dataset"])
     parts["mapper"] = PictureMapper(parts["mapper"])
     return build_detection_test_loader(**parts)
@@ -99,7 +115,8 @@ def build_validation_loader(cfg: CfgNode, dataset: str) -> DataLoader | None:
         dataset: a registered data set.
     """
     mapper = DatasetMapper(**{**DatasetMapper.from_config(cfg, is_train=False), "is_train": True})
-    parts = build_detection_test_loader.from_config(cfg, dataset, mapper=_OrReason(PictureMapper(mapper)))
+    with annotation_files_from(lend_document):
+        parts = build_detection_test_loader.from_config(cfg, dataset, mapper=_OrReason(PictureMapper(mapper)))
     objects = [
         obj for record in parts["dataset"] for obj in record.get("annotations", ()) if not obj.get("iscrowd")
     ]
@@ -110,6 +127,11 @@ def build_validation_loader(cfg: CfgNode, dataset: str) -> DataLoader | None:
         # INPUT.MASK_FORMAT is that of the training data. An RLE cannot become polygons.
         mapper.instance_mask_format = "bitmask"
     return build_detection_test_loader(**parts)
+
+
+def _test_files(cfg: CfgNode) -> set[str | None]:
+    """Return the annotation files that every evaluation needs again."""
+    return {MetadataCatalog.get(name).get("json_file") for name in cfg.DATASETS.TEST}
 
 
 class _OrReason:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -16,11 +16,14 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import load_coco_json
 from detectron2.data.datasets.builtin_meta import KEYPOINT_CONNECTION_RULES
 
+from nonlocal_det.config.messages import config_error, get_value
 from nonlocal_det.detection.annotations.coco_file import CocoFile, is_id, read_coco
+from nonlocal_det.detection.annotations.documents import file_state, keep_file
 from nonlocal_det.detection.annotations.keypoints import flip_pairs, oks_sigmas
-from nonlocal_det.errors import DatasetError
+from nonlocal_det.detection.config import detector_key
+from nonlocal_det.errors import ConfigError, DatasetError, counted
 
-__all__ = ["DatasetError", "Summary", "apply_datasets", "register_from_config", "summarize"]
+__all__ = ["Summary", "apply_datasets", "named", "register_from_config", "summarize", "summarize_file"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +65,15 @@ class _Entry:
 #: What this module has registered, so that a second call changes nothing.
 _registered: dict[str, _Entry] = {}
 
+_summaries: dict[str, tuple[tuple[int, int] | None, Summary]] = {}
+
 
 def apply_datasets(cfg: CfgNode, folders: Iterable[Path], user_keys: set[str]) -> None:
     """Register DATASETS.REGISTER, and set what its files decide and the user did not.
 
     Paths are made absolute in ``cfg``, so that it means the same in every process. Where a data set of
     DATASETS.TRAIN or DATASETS.TEST is one of DATASETS.REGISTER, the files decide the number of classes, of
-    keypoints and their OKS sigmas, and INPUT.MASK_FORMAT.
+    keypoints and their OKS sigmas, and INPUT.MASK_FORMAT. What these files hold is kept for their loaders.
 
     Args:
         cfg: the config, changed in place.
@@ -76,24 +81,26 @@ def apply_datasets(cfg: CfgNode, folders: Iterable[Path], user_keys: set[str]) -
         user_keys: keys that the user set, as opposed to the project's own config files.
 
     Raises:
-        DatasetError: a file cannot be used, the data sets in use contradict each other, or a setting of the
+        ConfigError: a file cannot be used, the data sets in use contradict each other, or a setting of the
             user's contradicts them.
     """
     if not cfg.DATASETS.REGISTER:
         return
+    _check_entries(cfg.DATASETS.REGISTER)
     cfg.DATASETS.REGISTER = [
         [name, _resolve(json_file, folders), _resolve(images, folders)]
-        for name, json_file, images in _check_entries(cfg.DATASETS.REGISTER)
+        for name, json_file, images in cfg.DATASETS.REGISTER
     ]
     files = {name: json_file for name, json_file, _ in cfg.DATASETS.REGISTER}
-    used = [name for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST) if name in files]
+    used = {name: files[name] for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST) if name in files}
+    summaries = {name: _summarize(json_file, keep=True) for name, json_file in used.items()}
     if used:
-        summary = summarize(files[used[0]])
-        _check_agreement(cfg, files, used[0], summary)
-        _fill(cfg, user_keys, f"data set {used[0]!r} ({files[used[0]]})", summary)
-        trained = [summarize(files[name]) for name in cfg.DATASETS.TRAIN if name in files]
+        first = next(iter(used))
+        _check_agreement(cfg, summaries, first)
+        _fill(cfg, user_keys, f"data set {first!r} ({files[first]})", summaries[first])
+        trained = [summaries[name] for name in cfg.DATASETS.TRAIN if name in files]
         _fill_mask_format(cfg, user_keys, any(summary.has_rle for summary in trained))
-    register_from_config(cfg)
+    _register_all(cfg)
 
 
 def register_from_config(cfg: CfgNode) -> None:
@@ -105,41 +112,49 @@ def register_from_config(cfg: CfgNode) -> None:
         cfg: a config from :func:`nonlocal_det.get_config`.
 
     Raises:
-        DatasetError: a file cannot be used, or a name is taken by another data set.
+        ConfigError: a file cannot be used, or a name is taken by another data set.
     """
-    for name, json_file, images in _check_entries(cfg.DATASETS.REGISTER):
+    _check_entries(cfg.DATASETS.REGISTER)
+    _register_all(cfg)
+
+
+def _register_all(cfg: CfgNode) -> None:
+    for name, json_file, images in cfg.DATASETS.REGISTER:
         _register(_Entry(name, json_file, images, cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON))
 
 
-def summarize(json_file: str | os.PathLike[str]) -> Summary:
+def summarize(json_file: str | os.PathLike[str], *, keep: bool = False) -> Summary:
     """Read what an annotation file says of the model; a file that has not changed is read once.
 
     Args:
         json_file: the file.
+        keep: whether to keep its content, if it has to be read, for those who load it.
 
     Raises:
         DatasetError: it cannot be read, has no categories, or names its keypoints in more than one way.
     """
+    name, state = os.fspath(json_file), file_state(json_file)
+    if name not in _summaries or _summaries[name][0] != state:
+        _summaries[name] = state, summarize_file(keep_file(name) if keep else read_coco(name))
+    return _summaries[name][1]
+
+
+def _summarize(json_file: str, *, keep: bool = False) -> Summary:
+    """Do as :func:`summarize` for a file that the config names."""
     try:
-        state = os.stat(json_file)
-    except OSError:
-        state = None  # the reader says what is wrong
-    return _summarize(os.fspath(json_file), state and (state.st_mtime_ns, state.st_size))
-
-
-@lru_cache(maxsize=16)
-def _summarize(json_file: str, _state: tuple[int, int] | None) -> Summary:
-    return summarize_file(read_coco(json_file))
+        return summarize(json_file, keep=keep)
+    except DatasetError as error:
+        raise ConfigError(f"{_KEY}: {error}") from None
 
 
 def summarize_file(file: CocoFile) -> Summary:
-    """Do the work of :func:`summarize` for a file that has been read.
+    """Return what an annotation file that has been read says of the model.
 
     Args:
         file: the file.
 
     Raises:
-        DatasetError: as there.
+        DatasetError: as :func:`summarize`.
     """
     for category in file.categories:
         if not is_id(category.get("id")) or not isinstance(category.get("name"), str):
@@ -193,30 +208,27 @@ def _keypoints(
     )
 
 
-def _check_entries(entries: Any) -> list[tuple[str, str, str]]:
+def _check_entries(entries: Any) -> None:
     for entry in entries:
         if not (
             isinstance(entry, (list, tuple))
             and len(entry) == 3
             and all(isinstance(part, str) and part for part in entry)
         ):
-            raise DatasetError(
-                f"{_KEY} is {entries!r}: each entry must be [name, annotation file, image folder], such as "
-                f"{_EXAMPLE}"
+            raise config_error(
+                _KEY, entries, f"each entry must be [name, annotation file, image folder], such as {_EXAMPLE}"
             )
     names = [entry[0] for entry in entries]
-    unfit = next((name for name in names if name in (".", "..") or set(name) & set("/\\\0")), None)
-    if unfit is not None:
-        raise DatasetError(
-            f"{_KEY} is {entries!r}: {unfit!r} cannot be the name of the folder that results are written to; "
-            "leave out / and \\"
-        )
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DatasetError(
-            f"{_KEY} is {entries!r}: {twice!r} is there twice; give each data set a name of its own"
-        )
-    return [tuple(entry) for entry in entries]
+    for name in names:
+        if name in (".", "..") or set(name) & set("/\\\0"):
+            what = (
+                f"{name!r} cannot be the name of the folder that results are written to; leave out / and \\"
+            )
+            raise config_error(_KEY, entries, what)
+    for name in names:
+        if names.count(name) > 1:
+            what = f"{name!r} is there twice; give each data set a name of its own"
+            raise config_error(_KEY, entries, what)
 
 
 def _resolve(path: str, folders: Iterable[Path]) -> str:
@@ -227,50 +239,46 @@ def _resolve(path: str, folders: Iterable[Path]) -> str:
     return str(Path(os.path.abspath(found)))
 
 
-def _check_agreement(cfg: CfgNode, files: dict[str, str], first: str, summary: Summary) -> None:
+def _check_agreement(cfg: CfgNode, summaries: dict[str, Summary], first: str) -> None:
     """Refuse data sets in use whose classes or keypoints differ: the model has one list of each."""
+    ours = summaries[first]
     for key in ("TRAIN", "TEST"):
         for name in cfg.DATASETS[key]:
-            if name in files:
-                other = summarize(files[name])
-                classes, keypoints = other.classes, other.keypoints
+            if name in summaries:
+                classes, keypoints = summaries[name].classes, summaries[name].keypoints
             else:
-                metadata = MetadataCatalog.get(name) if name in DatasetCatalog else None
-                classes = tuple(metadata.get("thing_classes", ())) if metadata is not None else ()
-                keypoints = ()
-            if classes and classes != summary.classes:
-                raise DatasetError(
-                    f"DATASETS.{key} names {name!r} with {_list(classes)}, but {first!r} has "
-                    f"{_list(summary.classes)}: a model has one list of classes; give both files the same "
-                    f"categories in the same order, or take {name!r} out of DATASETS.{key}"
+                known = MetadataCatalog.get(name) if name in DatasetCatalog else None
+                classes, keypoints = tuple(known.get("thing_classes", ())) if known is not None else (), ()
+            if classes and classes != ours.classes:
+                raise ConfigError(
+                    f"DATASETS.{key} names {name!r} with {named(classes, 'class', 'classes')}, but "
+                    f"{first!r} has {named(ours.classes, 'class', 'classes')}: a model has one list of "
+                    "classes; give both files the same categories in the same order, or take "
+                    f"{name!r} out of DATASETS.{key}"
                 )
-            if cfg.MODEL.KEYPOINT_ON and keypoints and summary.keypoints and keypoints != summary.keypoints:
-                raise DatasetError(
+            if cfg.MODEL.KEYPOINT_ON and keypoints and ours.keypoints and keypoints != ours.keypoints:
+                raise ConfigError(
                     f"DATASETS.{key} names {name!r} with the keypoints {', '.join(keypoints)}, but {first!r} "
-                    f"has {', '.join(summary.keypoints)}; give both files the same keypoints in one order"
+                    f"has {', '.join(ours.keypoints)}; give both files the same keypoints in one order"
                 )
 
 
-def _list(classes: Sequence[str]) -> str:
-    shown = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
-    return f"{len(classes)} class{'es' if len(classes) > 1 else ''} ({shown})"
-
-
-def _count(keypoints: Sequence[str]) -> str:
-    return f"{len(keypoints)} keypoint{'' if len(keypoints) == 1 else 's'}"
+def named(names: Sequence[str], singular: str, plural: str = "") -> str:
+    """Return how many names there are, and the first five: ``2 classes (hazel, walnut)``."""
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"{counted(len(names), singular, plural)} ({shown})"
 
 
 def _fill(cfg: CfgNode, user_keys: set[str], source: str, summary: Summary) -> None:
     count = len(summary.classes)
-    retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
-    for node, used in ((cfg.MODEL.ROI_HEADS, not retinanet), (cfg.MODEL.RETINANET, retinanet)):
-        key = "MODEL.RETINANET.NUM_CLASSES" if node is cfg.MODEL.RETINANET else "MODEL.ROI_HEADS.NUM_CLASSES"
+    for head in ("MODEL.ROI_HEADS", "MODEL.RETINANET"):
+        node, key = get_value(cfg, head), f"{head}.NUM_CLASSES"
         if key not in user_keys:
             node.NUM_CLASSES = count
-        elif used and count != node.NUM_CLASSES:
-            raise DatasetError(
-                f"{key} is {node.NUM_CLASSES}: {source} has {_list(summary.classes)}; write {count} or leave "
-                "the key out"
+        elif head == detector_key(cfg) and count != node.NUM_CLASSES:
+            raise ConfigError(
+                f"{key} is {node.NUM_CLASSES}: {source} has {named(summary.classes, 'class', 'classes')}; "
+                f"write {count} or leave the key out"
             )
     if summary.keypoints and cfg.MODEL.KEYPOINT_ON:
         _fill_keypoints(cfg, user_keys, source, summary.keypoints)
@@ -278,19 +286,20 @@ def _fill(cfg: CfgNode, user_keys: set[str], source: str, summary: Summary) -> N
 
 def _fill_keypoints(cfg: CfgNode, user_keys: set[str], source: str, names: Sequence[str]) -> None:
     head, key = cfg.MODEL.ROI_KEYPOINT_HEAD, "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS"
+    count = counted(len(names), "keypoint")
     if key not in user_keys:
         head.NUM_KEYPOINTS = len(names)
     elif len(names) != head.NUM_KEYPOINTS:
-        raise DatasetError(
-            f"{key} is {head.NUM_KEYPOINTS}: {source} has {_count(names)} ({', '.join(names)}); write "
-            f"{len(names)} or leave the key out"
+        raise ConfigError(
+            f"{key} is {head.NUM_KEYPOINTS}: {source} has {count} ({', '.join(names)}); write {len(names)} "
+            "or leave the key out"
         )
     key = "TEST.KEYPOINT_OKS_SIGMAS"
     if key in user_keys and cfg.TEST.KEYPOINT_OKS_SIGMAS:
         if len(names) != len(cfg.TEST.KEYPOINT_OKS_SIGMAS):
-            raise DatasetError(
-                f"{key} is {cfg.TEST.KEYPOINT_OKS_SIGMAS}: {source} has {_count(names)}; write "
-                f"{len(names)} values, or leave the key out"
+            raise ConfigError(
+                f"{key} is {cfg.TEST.KEYPOINT_OKS_SIGMAS}: {source} has {count}; write {len(names)} values, "
+                "or leave the key out"
             )
         return
     cfg.TEST.KEYPOINT_OKS_SIGMAS, of_coco = oks_sigmas(names)
@@ -310,7 +319,7 @@ def _fill_mask_format(cfg: CfgNode, user_keys: set[str], has_rle: bool) -> None:
     if "INPUT.MASK_FORMAT" not in user_keys:
         cfg.INPUT.MASK_FORMAT = "bitmask"
     elif cfg.INPUT.MASK_FORMAT != "bitmask":
-        raise DatasetError(
+        raise ConfigError(
             f"INPUT.MASK_FORMAT is {cfg.INPUT.MASK_FORMAT!r}: masks of {', '.join(cfg.DATASETS.TRAIN)} are "
             'RLE, which needs "bitmask" (it takes polygons too); write that or leave the key out'
         )
@@ -322,12 +331,12 @@ def _register(entry: _Entry) -> None:
         return
     if name in DatasetCatalog:
         if name not in _registered:
-            raise DatasetError(
+            raise ConfigError(
                 f"{_KEY} names {name!r}: a data set of this name is there already; choose another name"
             )
         DatasetCatalog.remove(name)
         MetadataCatalog.pop(name, None)
-    summary = summarize(entry.json_file)
+    summary = _summarize(entry.json_file)
     DatasetCatalog.register(name, partial(_load, entry))
     metadata = MetadataCatalog.get(name)
     metadata.set(
@@ -351,26 +360,21 @@ def _register(entry: _Entry) -> None:
 
 def _load(entry: _Entry) -> list[dict[str, Any]]:
     """Load the records, without what Detectron2's data mapper would stop at."""
-    records = load_coco_json(entry.json_file, entry.image_root, entry.name)
+    name, records = entry.name, load_coco_json(entry.json_file, entry.image_root, entry.name)
     objects = [obj for record in records for obj in record["annotations"]]
     if entry.masks and any("segmentation" in obj for obj in objects):
         for record in records:
             record["annotations"] = [obj for obj in record["annotations"] if "segmentation" in obj]
         dropped = len(objects) - sum(len(record["annotations"]) for record in records)
         if dropped:
-            logger.warning(
-                "%s: objects without a mask, which are left out: %d of %d",
-                entry.name,
-                dropped,
-                len(objects),
-            )
-    names = MetadataCatalog.get(entry.name).get("keypoint_names", ())
+            words = "%s: objects without a mask, which are left out: %d of %d"
+            logger.warning(words, name, dropped, len(objects))
+    names = MetadataCatalog.get(name).get("keypoint_names", ())
     if entry.keypoints and names:
         without = [obj for obj in objects if "keypoints" not in obj]
         for obj in without:
             obj["keypoints"] = [0.0] * (3 * len(names))
         if without:
-            logger.info(
-                "%s: objects without keypoints, which count as not labelled: %d", entry.name, len(without)
-            )
+            words = "%s: objects without keypoints, which count as not labelled: %d"
+            logger.info(words, name, len(without))
     return records

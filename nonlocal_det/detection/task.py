@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ from torch.utils.data import DataLoader
 
 from nonlocal_det.data.loader import TrainLoader
 from nonlocal_det.detection import checks, config
-from nonlocal_det.detection.annotations.checks import check_before_training
 from nonlocal_det.detection.evaluation import COCOEvaluator
 from nonlocal_det.detection.loaders import build_test_loader, build_train_loader, build_validation_loader
 from nonlocal_det.detection.probes import probe
 from nonlocal_det.detection.registration import apply_datasets
 from nonlocal_det.engine.task import Task
-from nonlocal_det.errors import ConfigError, DatasetError
 
 __all__ = ["Detection"]
 
@@ -41,11 +38,7 @@ class Detection(Task):
         config.add_keys(cfg)
 
     def register_datasets(self, cfg: CfgNode, folders: Sequence[Path], user_keys: set[str]) -> None:  # noqa: D102
-        try:
-            apply_datasets(cfg, folders, user_keys)
-        except DatasetError as error:
-            named = re.search(r"\b(DATASETS|MODEL|INPUT|TEST)\.", str(error))
-            raise ConfigError(f"{'' if named else 'DATASETS.REGISTER: '}{error}") from None
+        apply_datasets(cfg, folders, user_keys)
 
     def check_settings(self, cfg: CfgNode) -> None:  # noqa: D102
         checks.check_settings(cfg)
@@ -57,7 +50,7 @@ class Detection(Task):
         checks.check_classes(cfg, key, name)
 
     def check_data(self, cfg: CfgNode, *, training: bool) -> None:  # noqa: D102
-        check_before_training(cfg, eval_only=not training)
+        checks.check_data(cfg, training=training)
 
     def build_train_loader(self, cfg: CfgNode, seed: int) -> TrainLoader:  # noqa: D102
         return build_train_loader(cfg, seed)

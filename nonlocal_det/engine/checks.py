@@ -11,6 +11,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.utils.file_io import PathManager
 
 from nonlocal_det.config.messages import check_choice, config_error, flatten
+from nonlocal_det.data.cache import is_made_on_first_use
 from nonlocal_det.errors import ConfigError
 
 __all__ = ["check_datasets", "check_output", "check_settings", "check_training", "check_workers"]
@@ -189,6 +190,8 @@ def check_datasets(key: str, names: tuple[str, ...]) -> None:
                 f"{key} names {name!r}: not registered{hint}; use a name that Detectron2, or code of yours, "
                 "registers"
             )
+        if is_made_on_first_use(name):
+            continue
         metadata = MetadataCatalog.get(name)
         for what, attribute in (("annotations", "json_file"), ("images", "image_root")):
             path = metadata.get(attribute)

@@ -99,6 +99,10 @@ class Task(ABC):
             ConfigError: a data set has errors.
         """
 
+    def release_data(self) -> None:
+        """Forget what is kept of the files for loaders, in a process that will build none."""
+        return
+
     @abstractmethod
     def build_train_loader(self, cfg: CfgNode, seed: int) -> TrainLoader:
         """Return the loader of training data.

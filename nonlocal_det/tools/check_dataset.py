@@ -21,7 +21,7 @@ from nonlocal_det.errors import UsageError
 from nonlocal_det.tools.command import command, parse
 
 if TYPE_CHECKING:
-    from nonlocal_det.detection.annotations.checks import Finding
+    from nonlocal_det.detection.annotations.checks.findings import Finding
     from nonlocal_det.detection.annotations.coco_file import CocoFile
 
 __all__ = ["main"]
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parse(argv)
 
-    from nonlocal_det.detection.annotations.checks import ERROR, Subject, check_file
+    from nonlocal_det.detection.annotations.checked_file import CheckedFile
+    from nonlocal_det.detection.annotations.checks.findings import check_file
     from nonlocal_det.detection.annotations.coco_file import read_coco
     from nonlocal_det.errors import DatasetError
 
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         file = read_coco(args.json_file)
         findings = check_file(
-            Subject(
+            CheckedFile(
                 file,
                 masks=args.masks,
                 keypoints=args.keypoints,
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(_as_json(file, findings, mended), indent=2, ensure_ascii=False))
     else:
         _show(file, findings, mended, args)
-    return 2 if any(finding.severity == ERROR for finding in findings) else 0
+    return 2 if any(finding.severity == "error" for finding in findings) else 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from detectron2.data import MetadataCatalog
 
     from nonlocal_det import get_config
+    from nonlocal_det.data.cache import ensure_made
     from nonlocal_det.tools import demo, train
 
     run = Path(args.output)
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
 
     val = get_config(CONFIG, args.opts).DATASETS.TEST[0]
+    ensure_made(val)
     images = sorted(Path(MetadataCatalog.get(val).image_root).iterdir())[:PICTURES]
     pictures = run / "pictures"
     draw = ["--config-file", CONFIG, "--output", str(pictures), "--attention", "auto"]

@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What is found in the data belongs in the run's log, too.
         setup_logger(cfg.OUTPUT_DIR, distributed_rank=args.machine_rank * args.num_gpus, name="nonlocal_det")
         find_task(cfg).check_data(cfg, training=not args.eval_only)
+        if place is None and processes > 1:
+            find_task(cfg).release_data()  # each process that is started reads its own
     try:
         launch_processes(run, *where, args=(args,))
     except Preempted as stopped:

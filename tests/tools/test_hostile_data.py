@@ -117,7 +117,7 @@ def test_a_known_set_is_held_to_it_too(data, run, monkeypatch, flags):
     json_file, images = data("link.png")
     register_coco_instances("plain", {}, str(json_file), str(images))
     # Detectron2's own sets are not looked at before the run.
-    monkeypatch.setattr("nonlocal_det.detection.annotations.checks._KNOWN", {"plain"})
+    monkeypatch.setattr("nonlocal_det.detection.checks._KNOWN", {"plain"})
     changes = {"DATASETS__REGISTER": [], "MODEL__ROI_HEADS__NUM_CLASSES": 1}
     code, lines = run(*flags, files=(json_file, images), name="plain", **changes)
     assert code == 2
@@ -137,7 +137,7 @@ def test_a_name_that_leads_the_results_out(data, run):
 def test_a_bomb_costs_its_sample_in_training_and_stops_an_evaluation(data, run, tmp_path, monkeypatch):
     files = data()
     # Which the look at the data before the run would find, if it came across it.
-    monkeypatch.setattr("nonlocal_det.detection.annotations.checks.SAMPLED_PICTURES", 1)
+    monkeypatch.setattr("nonlocal_det.detection.checks.SAMPLED_PICTURES", 1)
     (files[1] / "7.png").write_bytes(png_that_claims(20_000, 20_000))
     code, _ = run(files=files, DATALOADER__MAX_BAD_FRACTION=0.2)
     assert code == 0

@@ -154,7 +154,7 @@ def test_the_same_command_goes_on_after_a_signal(arguments, tmp_path, capsys):
 
 def test_a_damaged_image_costs_one_sample_or_the_run(arguments, mini_coco, tmp_path, capsys, monkeypatch):
     # The image is not among those that are opened before training.
-    monkeypatch.setattr("nonlocal_det.detection.annotations.checks.SAMPLED_PICTURES", 0)
+    monkeypatch.setattr("nonlocal_det.detection.checks.SAMPLED_PICTURES", 0)
     content = json.loads((mini_coco / "coco" / "annotations" / "instances_train2017.json").read_text())
     (tmp_path / "images").mkdir()
     for number, image in enumerate(content["images"]):

@@ -18,7 +18,7 @@ DECODED_PICTURES = 200
 
 
 @dataclass
-class Subject:
+class CheckedFile:
     """A file to check, and what is wanted of it.
 
     Attributes:

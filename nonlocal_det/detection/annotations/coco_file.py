@@ -99,6 +99,16 @@ def read_coco(path: str | os.PathLike[str]) -> CocoFile:
     """
     document = _read_json(path, object_hook=_shrink)
     _check_sections(document, path)
+    return reduce_document(document, path)
+
+
+def reduce_document(document: dict[str, Any], path: str | os.PathLike[str]) -> CocoFile:
+    """Return what the checks need of an annotation file's content.
+
+    Args:
+        document: from :func:`read_document`.
+        path: where it was read from.
+    """
     annotations = document.get("annotations")
     return CocoFile(
         Path(path),

@@ -18,7 +18,7 @@ from detectron2.data.datasets.builtin_meta import (
     KEYPOINT_CONNECTION_RULES,
 )
 
-from nonlocal_det.data.cache import cached_directory
+from nonlocal_det.data.cache import cache_root, cached_directory, ensure_made, make_on_first_use
 from nonlocal_det.detection.annotations.coco_writer import ANNOTATIONS_FILE, IMAGES_FOLDER
 from nonlocal_det.media.canvas import DRAWING_VERSION
 
@@ -48,9 +48,8 @@ _CONTEXT = {
 def register_builtin_datasets() -> None:
     """Register ``nonlocal_{people,context}_{train,val}``, if that has not been done.
 
-    Nothing is drawn here. The pictures are made on first use: when the data set is loaded, or when
-    ``json_file`` or ``image_root`` is read from its metadata (an evaluator may be built before anything is
-    loaded).
+    Nothing is drawn here, nor when their metadata are read. The pictures are made when the data set is loaded
+    or by :func:`nonlocal_det.data.cache.ensure_made`.
     """
     for name in _PEOPLE:
         _register(
@@ -67,6 +66,7 @@ def register_builtin_datasets() -> None:
 def _register(name: str, *, thing_classes: list[str], **metadata: Any) -> None:
     if name not in DatasetCatalog:
         DatasetCatalog.register(name, partial(_load, name))
+        make_on_first_use(name, partial(_draw, name))
     if not isinstance(MetadataCatalog.get(name), _BuiltinMetadata):
         MetadataCatalog[name] = _BuiltinMetadata(
             name=name,
@@ -78,34 +78,40 @@ def _register(name: str, *, thing_classes: list[str], **metadata: Any) -> None:
 
 
 class _BuiltinMetadata(Metadata):
-    """Metadata whose paths make the data set when they are first read."""
+    """Metadata whose paths follow the environment variable that names the cache."""
 
     @property
     def json_file(self) -> str:
-        return str(_directory(self.name) / ANNOTATIONS_FILE)
+        return str(cache_root() / _folder(self.name) / ANNOTATIONS_FILE)
 
     @property
     def image_root(self) -> str:
-        return str(_directory(self.name) / IMAGES_FOLDER)
+        return str(cache_root() / _folder(self.name) / IMAGES_FOLDER)
 
 
 def _load(name: str) -> list[dict[str, Any]]:
+    ensure_made(name)
     metadata = MetadataCatalog.get(name)
     return load_coco_json(metadata.json_file, metadata.image_root, name)
 
 
-def _directory(name: str) -> Path:
-    """Return the folder of a data set, made where it is missing."""
-    split = {**_PEOPLE, **_CONTEXT}[name]
-    parameters = json.dumps({**asdict(split), "version": DRAWING_VERSION}, sort_keys=True)
-    digest = hashlib.sha256(parameters.encode()).hexdigest()[:12]
-    return cached_directory(f"{name}-{digest}", partial(_build, name, split))
+def _split(name: str) -> _Split:
+    return {**_PEOPLE, **_CONTEXT}[name]
 
 
-def _build(name: str, split: _Split, directory: Path) -> None:
+def _folder(name: str) -> str:
+    parameters = json.dumps({**asdict(_split(name)), "version": DRAWING_VERSION}, sort_keys=True)
+    return f"{name}-{hashlib.sha256(parameters.encode()).hexdigest()[:12]}"
+
+
+def _draw(name: str) -> None:
+    cached_directory(_folder(name), partial(_build, name))
+
+
+def _build(name: str, directory: Path) -> None:
     # Imported here so that `python -m` of one of them does not find the module imported already.
     from nonlocal_det.detection.synthetic.people import write_people
     from nonlocal_det.detection.synthetic.squares import write_context
 
     write = write_people if name in _PEOPLE else write_context
-    write(directory, **asdict(split), label=name)
+    write(directory, **asdict(_split(name)), label=name)

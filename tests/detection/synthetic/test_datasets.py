@@ -16,10 +16,13 @@ from detectron2.data import (
 )
 from detectron2.data import detection_utils as utils
 from detectron2.data import transforms as T
-from detectron2.evaluation import COCOEvaluator
 from detectron2.structures import Boxes, Instances
 
+from nonlocal_det import get_config
+from nonlocal_det.data.cache import ensure_made, is_made_on_first_use
+from nonlocal_det.detection.evaluation import COCOEvaluator
 from nonlocal_det.detection.synthetic.datasets import register_builtin_datasets
+from nonlocal_det.engine.task import check_run, find_task
 
 TRAIN, VAL = "nonlocal_people_train", "nonlocal_people_val"
 
@@ -44,7 +47,29 @@ def test_registration_draws_nothing_and_may_be_repeated(small_cache):
     assert metadata is before
     assert metadata.thing_classes == ["person"]
     assert metadata.evaluator_type == "coco"
+    assert Path(metadata.json_file).is_relative_to(small_cache)
+    assert Path(metadata.image_root).parent == Path(metadata.json_file).parent
     assert not small_cache.exists()
+
+
+def test_a_run_on_it_is_checked_before_it_is_drawn(small_cache, small_options, tmp_path):
+    names = {"DATASETS.TRAIN": (TRAIN,), "DATASETS.TEST": (VAL,), "OUTPUT_DIR": str(tmp_path / "out")}
+    options = {**names, "MODEL.ROI_HEADS.NUM_CLASSES": 1}
+    cfg = get_config("COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml", small_options(options))
+    check_run(cfg)
+    find_task(cfg).check_data(cfg, training=True)
+    assert not small_cache.exists()
+
+
+def test_it_can_be_made_by_name(small_cache):
+    assert is_made_on_first_use(VAL)
+    assert not is_made_on_first_use("coco_2017_val")
+    ensure_made("coco_2017_val")
+    assert not small_cache.exists()
+    ensure_made(VAL)
+    metadata = MetadataCatalog.get(VAL)
+    assert Path(metadata.json_file).is_file()
+    assert len(list(Path(metadata.image_root).iterdir())) == 3
 
 
 def test_loading_makes_the_set(small_cache):

@@ -1,30 +1,23 @@
-"""Each kind of fault is found, named by id, and nothing else is; mending; the real files; before training."""
+"""Each kind of fault is found, named by id, and nothing else is; mending; the real files."""
 
 import copy
 import json
-import logging
 import random
 from pathlib import Path
 
 import numpy as np
 import pycocotools.mask as mask_util
 import pytest
-from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets import load_coco_json
 from PIL import Image
 
-from nonlocal_det import ConfigError, get_config
-from nonlocal_det.detection.annotations.checks import (
-    ERROR,
-    WARNING,
-    Subject,
-    check_before_training,
-    check_file,
-)
+from nonlocal_det.detection.annotations.checked_file import CheckedFile
+from nonlocal_det.detection.annotations.checks.findings import check_file
+from nonlocal_det.detection.annotations.checks.table import ERROR, WARNING
 from nonlocal_det.detection.annotations.coco_file import read_coco, read_document
 from nonlocal_det.detection.annotations.fixes import MENDABLE, mend
 
-SHARED = Path(__file__).parents[2] / "../shared/data"
+SHARED = Path(__file__).parents[4] / "../shared/data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data")
 POLYGON = [[4, 4, 14, 4, 14, 12, 4, 12]]
 COUNTS = {"size": [30, 40], "counts": [124, 8, 22, 8, 1038]}
@@ -60,7 +53,7 @@ def check(tmp_path):
     def run(document, **options):
         path = tmp_path / "file.json"
         path.write_text(json.dumps(document))
-        findings = check_file(Subject(read_coco(path), **{"masks": True, "keypoints": True, **options}))
+        findings = check_file(CheckedFile(read_coco(path), **{"masks": True, "keypoints": True, **options}))
         assert not any("\n" in str(finding) for finding in findings)
         return {finding.kind: finding for finding in findings}
 
@@ -472,7 +465,7 @@ VERDICTS = {
 @needs_shared
 @pytest.mark.parametrize("name", VERDICTS)
 def test_verdicts(name):
-    findings = check_file(Subject(read_coco(SHARED / f"json/{name}.json")))
+    findings = check_file(CheckedFile(read_coco(SHARED / f"json/{name}.json")))
     found = [{f.kind for f in findings if f.severity == severity} for severity in (ERROR, WARNING)]
     assert found == list(VERDICTS[name])
 
@@ -486,7 +479,7 @@ def test_every_file_has_its_verdict():
 def test_words_of_some_verdicts():
     def findings(name, **options):
         file = read_coco(SHARED / f"json/{name}.json")
-        return {finding.kind: finding for finding in check_file(Subject(file, **options))}
+        return {finding.kind: finding for finding in check_file(CheckedFile(file, **options))}
 
     assert findings("cvat_rle_all_crowd")["all_crowd"].count == 117
     assert findings("cvat_keypoints_no_annotations")["one_keypoint_categories"].count == 17
@@ -521,7 +514,7 @@ def test_an_empty_segmentation_is_an_error_where_no_mask_is_left(check):
 )
 def test_good_files_are_clean(json_file, images):
     options = {"masks": True, "keypoints": "person" in json_file}
-    assert check_file(Subject(read_coco(SHARED / json_file), folder=SHARED / images, **options)) == []
+    assert check_file(CheckedFile(read_coco(SHARED / json_file), folder=SHARED / images, **options)) == []
 
 
 @needs_shared
@@ -566,105 +559,3 @@ def test_any_value_anywhere_is_a_finding_and_no_crash(check):
         check(document)
         mend(document)
         check(document)
-
-
-# --- Before training ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def registered(tmp_path, pictures):
-    names = []
-
-    def make(name, document):
-        (tmp_path / f"{name}.json").write_text(json.dumps(document))
-        names.append(name)
-        return [name, str(tmp_path / f"{name}.json"), str(pictures)]
-
-    yield make
-    for name in names:
-        if name in DatasetCatalog:
-            DatasetCatalog.remove(name)
-            MetadataCatalog.remove(name)
-
-
-def config(train, test=(), *options):
-    return get_config(
-        "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml",
-        [
-            "DATASETS.REGISTER", [entry for i, entry in enumerate([*train, *test]) if entry not in train[:i]],
-            "DATASETS.TRAIN", tuple(entry[0] for entry in train),
-            "DATASETS.TEST", tuple(entry[0] for entry in test),
-            *options,
-        ],
-    )  # fmt: skip
-
-
-def test_before_training_warnings_are_logged(registered, caplog):
-    document = sound()
-    del document["annotations"][0]["area"]
-    cfg = config([registered("pre_train", document)], [registered("pre_val", sound())])
-    with caplog.at_level(logging.WARNING, logger="nonlocal_det.detection.annotations.checks"):
-        check_before_training(cfg)
-    (record,) = caplog.records
-    assert record.getMessage().startswith("pre_train: warning: area missing: 1 (annotation 1). Detectron2 ")
-
-
-def test_before_training_errors_stop(registered):
-    document = sound()
-    document["annotations"][0]["bbox"] = [1, 1, 0, 0]
-    document["annotations"][1]["iscrowd"] = 3
-    cfg = config([registered("pre_train", sound())], [registered("pre_val", document)])
-    with pytest.raises(
-        ConfigError, match=r"^data set 'pre_val' \(.*pre_val.json\): .*\(and 1 more"
-    ) as caught:
-        check_before_training(cfg)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match="pre_val"):
-        check_before_training(cfg, eval_only=True)
-    cfg = config([registered("pre_train", document)], [registered("pre_val", sound())])
-    check_before_training(cfg, eval_only=True)
-
-
-def test_before_training_a_test_set_may_have_no_annotations(registered):
-    document = sound()
-    del document["annotations"]
-    check_before_training(config([registered("pre_train", sound())], [registered("pre_val", document)]))
-    with pytest.raises(ConfigError, match="no annotation at all"):
-        check_before_training(config([registered("pre_train2", document)]))
-
-
-def test_before_training_a_bad_picture_costs_a_sample(registered, pictures, caplog):
-    (pictures / "2.png").write_bytes(b"")
-    train, test = registered("pre_train", sound()), registered("pre_val", sound())
-    check_before_training(config([train]))
-    assert "pre_train: warning: picture that cannot be read (training takes another" in caplog.text
-    # The evaluation cannot do without it.
-    for cfg in (config([train], [test]), config([train], [train])):
-        with pytest.raises(ConfigError, match="picture that cannot be read: 1"):
-            check_before_training(cfg)
-
-
-def test_before_training_what_was_taken_from_the_files_is_logged(registered, caplog):
-    document = sound()
-    for category in document["categories"]:
-        category["keypoints"] = ["left_end", "right_end"]
-    document["annotations"][0]["segmentation"] = COUNTS
-    train, test = registered("pre_train", document), registered("pre_val", document)
-    with caplog.at_level(logging.INFO, logger="nonlocal_det.detection.annotations.checks"):
-        check_before_training(config([train], [test], "MODEL.KEYPOINT_ON", True))
-    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
-    what = (
-        "has 2 classes (hazel, walnut): MODEL.ROI_HEADS.NUM_CLASSES 2; 2 keypoints (left_end, right_end), "
-        "1 left and right: MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS 2; masks some as RLE: INPUT.MASK_FORMAT "
-        "bitmask"
-    )
-    assert lines == [f"{name}: {path} {what}" for name, path, _ in (train, test)]
-
-
-def test_before_training_the_projects_and_detectron2s_data_sets_are_left_alone(monkeypatch):
-    monkeypatch.setattr(
-        "nonlocal_det.detection.annotations.checks.read_coco", lambda path: pytest.fail(f"read {path}")
-    )
-    check_before_training(get_config("COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"))
-    names = ["DATASETS.TRAIN", ("nonlocal_people_train",), "DATASETS.TEST", ("nonlocal_people_val",)]
-    check_before_training(get_config("COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x.yaml", names))

@@ -1,0 +1,1 @@
+"""The checks of an annotation file, by what they look at; ``findings.check_file`` runs them all."""
