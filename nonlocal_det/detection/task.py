@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,14 @@ from detectron2.evaluation import DatasetEvaluator
 from detectron2.modeling import GeneralizedRCNNWithTTA
 from detectron2.structures import BitMasks, Boxes, Instances, Keypoints, PolygonMasks, RotatedBoxes
 from torch import nn
-from torch.utils.data import DataLoader
 
-from nonlocal_det.data.loader import TrainLoader
-from nonlocal_det.detection import checks, config
+from nonlocal_det.data.cache import ensure_made
+from nonlocal_det.detection import checks, config, cost, loaders, registration
+from nonlocal_det.detection.annotations.documents import release_documents
 from nonlocal_det.detection.evaluation import COCOEvaluator
-from nonlocal_det.detection.loaders import build_test_loader, build_train_loader, build_validation_loader
 from nonlocal_det.detection.probes import probe
-from nonlocal_det.detection.registration import apply_datasets
 from nonlocal_det.engine.task import Task
+from nonlocal_det.errors import DatasetError
 
 __all__ = ["Detection"]
 
@@ -29,58 +28,43 @@ _TENSOR_HOLDERS = {kind.__name__: kind for kind in (Boxes, RotatedBoxes, BitMask
 
 
 class Detection(Task):
-    """Training and evaluation of Detectron2's detectors."""
+    """Training and evaluation of Detectron2's detectors; :class:`Task` says what each member does."""
 
     name = "detection"
     architectures = frozenset({"GeneralizedRCNN", "RetinaNet"})
 
-    def add_keys(self, cfg: CfgNode) -> None:  # noqa: D102
-        config.add_keys(cfg)
+    add_keys = staticmethod(config.add_keys)
+    register_datasets = staticmethod(registration.apply_datasets)
+    check_settings = staticmethod(checks.check_settings)
+    check_parts = staticmethod(checks.check_parts)
+    check_classes = staticmethod(checks.check_classes)
+    check_data = staticmethod(checks.check_data)
+    release_data = staticmethod(release_documents)
+    build_train_loader = staticmethod(loaders.build_train_loader)
+    build_test_loader = staticmethod(loaders.build_test_loader)
+    build_validation_loader = staticmethod(loaders.build_validation_loader)
+    count_flops = staticmethod(cost.count_detector_flops)
 
-    def register_datasets(self, cfg: CfgNode, folders: Sequence[Path], user_keys: set[str]) -> None:  # noqa: D102
-        apply_datasets(cfg, folders, user_keys)
-
-    def check_settings(self, cfg: CfgNode) -> None:  # noqa: D102
-        checks.check_settings(cfg)
-
-    def check_parts(self, cfg: CfgNode, *, training: bool) -> None:  # noqa: D102
-        checks.check_parts(cfg, training=training)
-
-    def check_classes(self, cfg: CfgNode, key: str, name: str) -> None:  # noqa: D102
-        checks.check_classes(cfg, key, name)
-
-    def check_data(self, cfg: CfgNode, *, training: bool) -> None:  # noqa: D102
-        checks.check_data(cfg, training=training)
-
-    def build_train_loader(self, cfg: CfgNode, seed: int) -> TrainLoader:  # noqa: D102
-        return build_train_loader(cfg, seed)
-
-    def build_test_loader(self, cfg: CfgNode, dataset: str) -> DataLoader:  # noqa: D102
-        return build_test_loader(cfg, dataset)
-
-    def build_validation_loader(self, cfg: CfgNode, dataset: str) -> DataLoader | None:  # noqa: D102
-        return build_validation_loader(cfg, dataset)
-
-    def build_evaluator(self, cfg: CfgNode, dataset: str, folder: str) -> DatasetEvaluator:  # noqa: D102
+    def build_evaluator(self, cfg: CfgNode, dataset: str, folder: str) -> DatasetEvaluator:
         sigmas = cfg.TEST.KEYPOINT_OKS_SIGMAS
         return COCOEvaluator(dataset, config.predictions(cfg), output_dir=folder, kpt_oks_sigmas=sigmas)
 
-    def scores(self, cfg: CfgNode) -> tuple[str, ...]:  # noqa: D102
+    def scores(self, cfg: CfgNode) -> tuple[str, ...]:
         predicted = config.predictions(cfg)
         return tuple(f"{kind}/AP" for kind in ("segm", "keypoints", "bbox") if kind in predicted)
 
-    def augment(self, cfg: CfgNode, model: nn.Module) -> nn.Module | None:  # noqa: D102
+    def augment(self, cfg: CfgNode, model: nn.Module) -> nn.Module | None:
         return GeneralizedRCNNWithTTA(cfg, model) if cfg.TEST.AUG.ENABLED else None
 
     def state(self, model: nn.Module) -> dict[str, Any]:
-        """Return RetinaNet's and FCOS's moving average of positive anchors, which is no buffer."""
+        # RetinaNet's and FCOS's moving average of positive anchors, which is no buffer.
         return {"loss_normalizer": vars(model).get("loss_normalizer")}
 
-    def load_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:  # noqa: D102
+    def load_state(self, model: nn.Module, state: Mapping[str, Any]) -> None:
         if state.get("loss_normalizer") is not None:
             model.loss_normalizer = state["loss_normalizer"]
 
-    def encode(self, value: Any) -> dict[str, Any] | None:  # noqa: D102
+    def encode(self, value: Any) -> dict[str, Any] | None:
         if isinstance(value, PolygonMasks):
             return {"is": "PolygonMasks", "polygons": value.polygons}
         if isinstance(value, Instances):
@@ -89,7 +73,7 @@ class Detection(Task):
         name = type(value).__name__
         return {"is": name, "tensor": value.tensor} if _TENSOR_HOLDERS.get(name) is type(value) else None
 
-    def decode(self, value: Mapping[str, Any]) -> Any:  # noqa: D102
+    def decode(self, value: Mapping[str, Any]) -> Any:
         if value["is"] == "PolygonMasks":
             return PolygonMasks(value["polygons"])
         if value["is"] == "Instances":
@@ -97,16 +81,13 @@ class Detection(Task):
         holder = _TENSOR_HOLDERS.get(value["is"])
         return None if holder is None else holder(value["tensor"])
 
-    def count_flops(self, model: nn.Module, height: int, width: int) -> Any:  # noqa: D102
-        from nonlocal_det.detection.cost import count_detector_flops
-
-        return count_detector_flops(model, height, width)
-
-    def probe(self, cfg: CfgNode, folder: Path) -> dict[str, Any]:  # noqa: D102
+    def probe(self, cfg: CfgNode, folder: Path) -> dict[str, Any]:
         name = cfg.DATASETS.TEST[0]
         inner = name if len(cfg.DATASETS.TEST) > 1 else ""
         predictions = folder / "inference" / inner / "coco_instances_results.json"
         annotations = Path(MetadataCatalog.get(name).get("json_file", ""))
+        if predictions.is_file():
+            ensure_made(name)
         if not (predictions.is_file() and annotations.is_file()):
             return {}
         try:

@@ -20,6 +20,7 @@ from detectron2.data.datasets.builtin_meta import (
 
 from nonlocal_det.data.cache import cache_root, cached_directory, ensure_made, make_on_first_use
 from nonlocal_det.detection.annotations.coco_writer import ANNOTATIONS_FILE, IMAGES_FOLDER
+from nonlocal_det.detection.synthetic import CONTEXT_CLASSES
 from nonlocal_det.media.canvas import DRAWING_VERSION
 
 
@@ -31,9 +32,6 @@ class _Split:
     size: int
     seed: int
 
-
-# As in nonlocal_det.detection.synthetic.squares, which is imported when it is needed (see _build).
-CONTEXT_CLASSES = ("red", "blue")
 
 _PEOPLE = {
     "nonlocal_people_train": _Split(count=600, size=256, seed=0),

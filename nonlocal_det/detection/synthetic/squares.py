@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from nonlocal_det.detection.annotations.coco_writer import write_coco
+from nonlocal_det.detection.synthetic import CONTEXT_CLASSES
 from nonlocal_det.detection.synthetic.command import check_numbers, draw_scenes, scene_command
-from nonlocal_det.detection.synthetic.datasets import CONTEXT_CLASSES
 from nonlocal_det.media.canvas import (
     DRAWING_VERSION,
     SUBPIXELS,
@@ -43,9 +43,6 @@ MIN_SIZE = 64
 MAX_SIZE = 2048
 """Largest side of a picture in pixels."""
 
-CLASSES = CONTEXT_CLASSES
-"""Names of the classes, by COCO category id - 1: the colour of the disc."""
-
 MAX_SQUARES = 3
 _COLOURS: tuple[Colour, Colour] = ((205, 60, 55), (55, 80, 205))
 # In pixels of a picture of 192 x 192: the disc has a radius of 28 and a square 18 to 36 a side.
@@ -61,7 +58,7 @@ def draw_context(size: int, rng: np.random.Generator, label: int) -> tuple[np.nd
     Args:
         size: side of the picture in pixels, :data:`MIN_SIZE` to :data:`MAX_SIZE`.
         rng: source of everything but the class.
-        label: 0 or 1, the class of all squares: index into :data:`CLASSES`.
+        label: 0 or 1, the class of all squares: index into :data:`CONTEXT_CLASSES`.
 
     Returns:
         The picture, uint8 [size, size, 3], RGB; and one COCO annotation per square, without ids:
@@ -159,7 +156,7 @@ def write_context(directory: Path, *, count: int, size: int, seed: int, label: s
         first = chance(make_rng(seed, index // 2, 1), 50)
         return draw_context(size, make_rng(seed, index, 0), int(first) ^ (index % 2))
 
-    categories = [{"id": number, "name": name} for number, name in enumerate(CLASSES, start=1)]
+    categories = [{"id": number, "name": name} for number, name in enumerate(CONTEXT_CLASSES, start=1)]
     info = {
         "description": "Grey squares whose class is the colour of a disc (nonlocal_det)",
         "version": str(DRAWING_VERSION),
