@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -40,7 +39,7 @@ class Step(Protocol):
         """Do the work once."""
 
 
-class Runner:
+class Runner(contextlib.AbstractContextManager):
     """A fresh process that makes a step, says how much memory it takes, and times it on request.
 
     Its memory is not spoilt by what was run before, and two of them can take turns.
@@ -88,12 +87,7 @@ class Runner:
             self._process.kill()
             self._process.join()
 
-    def __enter__(self) -> Runner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _receive(self) -> Any:
@@ -149,7 +143,7 @@ def compare_steps(
         budget_s: that time, in seconds.
 
     Returns:
-        What the step costs, and its ``info``: the memory has what both held before, ``info["held"]``.
+        What the step costs, where memory is with what was held before (``info["held"]``), and its ``info``.
 
     Raises:
         MeasurementError: memory ran out.

@@ -93,12 +93,10 @@ def _measure_blocks(args: argparse.Namespace, device: str) -> tuple[list[BlockCo
         [
             *_case_cells(cost),
             cost.case.work,
-            _seconds(cost.seconds),
-            _seconds(cost.reference_seconds),
-            f"{cost.time.median:.2f}",
+            *map(_seconds, (cost.seconds, cost.reference_seconds)),
+            _number(cost.time.median),
             _range(cost.time.quartiles),
-            _mebibytes(cost.memory),
-            _mebibytes(cost.reference_memory),
+            *map(_mebibytes, (cost.memory, cost.reference_memory)),
             _number(cost.memory_ratio),
         ]
         for cost in blocks
@@ -106,7 +104,7 @@ def _measure_blocks(args: argparse.Namespace, device: str) -> tuple[list[BlockCo
     _print_table(heads, rows)
     print("Growth with twice the positions, forward + backward")
     rows = [
-        [*_case_cells(c), f"{c.time.median:.2f}", _range(c.time.quartiles), _number(c.memory_ratio)]
+        [*_case_cells(c), _number(c.time.median), _range(c.time.quartiles), _number(c.memory_ratio)]
         for c in growth
     ]
     _print_table("from|pool|f|time factor|quartiles|memory factor", rows)
@@ -126,20 +124,15 @@ def _measure_detector(args: argparse.Namespace, configs: tuple[Any, Any]) -> Det
     cost = compare_detectors(*configs, height, width, args.pairs)
     beside = args.baseline or "itself without blocks"
     print(f"{args.config_file} beside {beside}, one image of {height}x{width}")
-    flops = (cost.baseline_flops.total, cost.flops.total)
-    parameters = (cost.baseline_parameters, cost.parameters)
+    flops = (cost.baseline_flops.total / 1e9, cost.flops.total / 1e9)
+    millions = (cost.baseline_parameters / 1e6, cost.parameters / 1e6)
     rows = [
-        ["GFLOPs", *(f"{f / 1e9:.1f}" for f in flops), f"{flops[1] / flops[0]:.3f}", ""],
-        [
-            "million parameters",
-            *(f"{p / 1e6:.2f}" for p in parameters),
-            f"{parameters[1] / parameters[0]:.3f}",
-            "",
-        ],
+        ["GFLOPs", *(_number(value, 1) for value in flops), _number(flops[1] / flops[0], 3), ""],
+        ["million parameters", *map(_number, millions), _number(millions[1] / millions[0], 3), ""],
     ]
     for name, step in (("training step", cost.training), ("inference", cost.inference)):
         seconds = (_seconds(step.reference_seconds), _seconds(step.seconds))
-        rows.append([name, *seconds, f"{step.time.median:.3f}", _range(step.time.interval, 3)])
+        rows.append([name, *seconds, _number(step.time.median, 3), _range(step.time.interval, 3)])
         memory = (_mebibytes(step.reference_memory), _mebibytes(step.memory))
         rows.append([f"{name}, peak MiB", *memory, _number(step.memory_ratio, 3), ""])
     _print_table("|baseline|with blocks|ratio|95 % interval", rows)

@@ -1,4 +1,4 @@
-"""What every command-line tool does with wrong input: one line, and exit code 2."""
+"""What the command-line tools share: flags, and wrong input as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn, ParamSpec
 
-from nonlocal_det.errors import INPUT_ERRORS, ExitCode, UsageError, one_line
+from nonlocal_det.errors import INPUT_ERRORS, ExitCode, Preempted, UsageError, one_line
 
 __all__ = ["add_opts", "command", "make_parser", "parse", "positive"]
 
@@ -24,8 +24,8 @@ def command(main: Callable[P, int | None]) -> Callable[P, int]:
         main: does the work; None means success.
 
     Returns:
-        A function that returns the exit code: what ``main`` returned or 0, 2 for wrong input, 130 after
-        Ctrl-C.
+        A function that returns the exit code: what ``main`` returned or 0, 2 for wrong input, 75 where a
+        signal has stopped it (:class:`~nonlocal_det.errors.Preempted`), 130 after Ctrl-C.
     """
 
     @functools.wraps(main)
@@ -34,6 +34,9 @@ def command(main: Callable[P, int | None]) -> Callable[P, int]:
             return main(*args, **kwargs) or 0
         except SystemExit as stop:  # --help, and what the libraries end by
             return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        except Preempted as stopped:
+            print(stopped, file=sys.stderr)
+            return ExitCode.STOPPED
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return ExitCode.INTERRUPTED
@@ -48,22 +51,12 @@ def command(main: Callable[P, int | None]) -> Callable[P, int]:
 
 
 def make_parser(tool: str, description: str) -> argparse.ArgumentParser:
-    """Return the parser of a tool, without flags.
-
-    Args:
-        tool: name of its module in this package.
-        description: what it does.
-    """
+    """Return the parser, without flags, of the tool that a module in this package is."""
     return argparse.ArgumentParser(prog=f"python -m nonlocal_det.tools.{tool}", description=description)
 
 
 def add_opts(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add ``--opts``, which takes the rest of the line: overrides of a config.
-
-    Args:
-        parser: the tool's parser.
-        what: the help.
-    """
+    """Add ``--opts``, which takes the rest of the line: overrides of a config. ``what`` is its help."""
     parser.add_argument("--opts", nargs=argparse.REMAINDER, default=[], metavar="KEY VALUE", help=what)
 
 

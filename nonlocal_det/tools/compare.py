@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nonlocal_det.errors import ArmError, ConfigError, ExitCode, UsageError, counted, one_line
+from nonlocal_det.errors import ArmError, ConfigError, ExitCode, Preempted, UsageError, counted, one_line
 from nonlocal_det.experiments.arms import COMPARISONS, RESULTS, custom_arm, named_arms, parse_seeds
 from nonlocal_det.files import write_whole
 from nonlocal_det.tools.command import add_opts, command, make_parser, parse, positive
@@ -110,6 +110,7 @@ def _compare(
     command_line: str,
 ) -> int:
     """Do what is left of the runs, which are the keys of ``configs``, and write what came out of all."""
+    from nonlocal_det.engine.task import find_task
     from nonlocal_det.experiments.outcomes import collect
     from nonlocal_det.experiments.runs import run_all
     from nonlocal_det.experiments.tables import Report
@@ -125,7 +126,8 @@ def _compare(
         nonlocal done
         done += record.exit_code == ExitCode.OK
         scores = collect(run, configs[run]).scores
-        said = ", ".join(f"{name} {value:.1f}" for name, value in scores.items() if name.endswith("/AP"))
+        main_ones = find_task(configs[run]).scores(configs[run])
+        said = ", ".join(f"{name} {value:.1f}" for name, value in scores.items() if name in main_ones)
         outcome = record.error or said or ("no score" if run.finished else "stopped")
         print(f"[{done}/{len(runs)}] {run.name}: {outcome}, {record.seconds:.0f} s", flush=True)
 
@@ -137,8 +139,7 @@ def _compare(
     report = Report(arms, [collect(run, cfg) for run, cfg in configs.items()], costs, command_line)
     _write(report, args.output, args.curves or _two(arms))
     if not whole or any(run.stopped for run in runs):
-        print("stopped by a signal; the same command goes on", file=sys.stderr)
-        return ExitCode.STOPPED
+        raise Preempted("stopped by a signal; the same command goes on")
     return ExitCode.OK if all(run.finished for run in runs) else ExitCode.SOME_FAILED
 
 
