@@ -43,8 +43,8 @@ class Limits:
 # CPU: chunks that stay in the last-level cache. CUDA: large enough to keep the device busy.
 _LIMITS = {"cpu": Limits(4 * MIB, 4 * MIB, 2.0), "cuda": Limits(64 * MIB, 128 * MIB, 1.0)}
 
-_forced_form: ContextVar[str | None] = ContextVar("_forced_form", default=None)
-_forced_limits: ContextVar[Limits | None] = ContextVar("_forced_limits", default=None)
+# The form and the limits that are forced.
+_forced: ContextVar[tuple[str | None, Limits | None]] = ContextVar("forced", default=(None, None))
 
 
 class GaussianCase(NamedTuple):
@@ -90,21 +90,19 @@ def evaluate_with(
         raise ValueError(f"form={form!r} is unknown; use one of {known}")
     changes = {"matrix": matrix_bytes, "chunk": chunk_bytes, "keep": keep}
     changes = {name: value for name, value in changes.items() if value is not None}
-    limits = _forced_limits.get()
+    outer_form, limits = _forced.get()
     if changes:
         limits = replace(limits or _LIMITS["cpu"], **changes)
-    form_before = _forced_form.set(form or _forced_form.get())
-    limits_before = _forced_limits.set(limits)
+    token = _forced.set((form or outer_form, limits))
     try:
         yield
     finally:
-        _forced_form.reset(form_before)
-        _forced_limits.reset(limits_before)
+        _forced.reset(token)
 
 
 def limits_for(device: torch.device) -> Limits:
     """Return the byte limits on a device."""
-    return _forced_limits.get() or _LIMITS.get(device.type, _LIMITS["cuda"])
+    return _forced.get()[1] or _LIMITS.get(device.type, _LIMITS["cuda"])
 
 
 def choose_form(
@@ -119,7 +117,7 @@ def choose_form(
         g: values [B, V, M].
         gaussian: what may be timed on CUDA, once; without it that is left to `settle`.
     """
-    forced = _forced_form.get()
+    forced, _ = _forced.get()
     if forced in FORMS[function]:
         return forced
     batch, compared, queries = theta.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -38,9 +39,7 @@ class _NormMixin:
 
     def _convolve(self, x: Tensor) -> Tensor:
         """Keep float32 input in float32: autocast to float16 it might be infinite, and 0 * inf is NaN."""
-        if x.dtype != torch.float32:
-            return self._conv_forward(x.to(self.weight.dtype), self.weight, self.bias)
-        with full_precision(x.device):
+        with full_precision(x.device) if x.dtype == torch.float32 else nullcontext():
             return self._conv_forward(x.to(self.weight.dtype), self.weight, self.bias)
 
 
@@ -63,13 +62,11 @@ _CONV_NORMS = {1: _Conv1dNorm, 2: _Conv2dNorm, 3: _Conv3dNorm}
 class NonLocalBlock(nn.Module):
     """Non-local block, z_i = W_z y_i + x_i (Eq. 6), y from Eq. 1.
 
-    The order is: 1x1 convolutions theta, phi and g (with bias), the pairwise function, W_z (a 1x1 convolution
-    with bias), the norm if any, and the sum with x. Nothing follows the sum. The block starts as an exact
-    identity: without a norm W_z is zero; with one its gamma is zero and W_z is not, so that gradients flow
-    (section 4.1).
-
-    Submodules: `theta`, `phi` (absent for "gaussian"), `g`, `w_z` (its norm: `w_z.norm`) and, for
-    "concatenation", `w_f` = Linear(2C', 1, bias=False), the half for theta first.
+    The order is: 1x1 convolutions `theta`, `phi` (both absent for "gaussian") and `g`, the pairwise function
+    (for "concatenation" with `w_f` = Linear(2C', 1, bias=False), the half for theta first), the 1x1
+    convolution `w_z`, the norm `w_z.norm` if any, and the sum with x. Nothing follows the sum. The block
+    starts as an exact identity: without a norm W_z is zero; with one its gamma is zero and W_z is not, so
+    that gradients flow (section 4.1).
 
     Args:
         in_channels: C, channels of x and z.
@@ -78,11 +75,10 @@ class NonLocalBlock(nn.Module):
         pairwise: "embedded_gaussian" (Eq. 3), "gaussian" (Eq. 2), "dot_product" (Eq. 4) or "concatenation"
             (Eq. 5).
         pool: where the keys and values are halved by a 2x max pool (section 3.3): "input" pools x before phi
-            and g, "embedding" pools after phi and g, "none" does not pool. 1-D pools its axis, 2-D both, 3-D
+            and g, "embedding" pools after them, "none" does not pool. 1-D pools its axis, 2-D both, 3-D
             height and width. An odd last row or column is dropped; an axis of length 1 is kept.
         scale: divide the logits of the two Gaussian functions by sqrt(d), d the length of the two vectors
-            that are compared: C' when embedded, C when not. The other two functions ignore it. The paper has
-            no scale; its authors' code does.
+            that are compared: C' when embedded, C when not. The paper has no scale; its authors' code does.
         norm: what follows W_z: "" (nothing), "BN", "SyncBN", "GN", "LN", or a callable that takes the channel
             count and returns a module. Its weight (gamma) is set to zero where it has one; otherwise W_z is.
         init: how theta, phi, g, w_f and, where a norm with a weight follows, W_z start: "msra" (He et al.
@@ -184,14 +180,13 @@ class NonLocalBlock(nn.Module):
     def attention(self, x: Tensor, queries: Tensor) -> Tensor:
         """Return the weights f(x_i, x_j) / C(x) of Eq. 1 that given positions i put on every key position j.
 
+        They are [B, Q, *key_grid]; the key grid is x's, halved where `pool` halves it. They sum to 1 for the
+        two Gaussian functions; for "dot_product" they may be negative.
+
         Args:
             x: feature map [B, C, *spatial].
             queries: integer cells of x, row-major like x's spatial axes ((y, x) in 2-D): [Q, ndim], the same
                 for every sample, or [B, Q, ndim].
-
-        Returns:
-            Weights [B, Q, *key_grid]; the key grid is x's, halved where `pool` halves it. They sum to 1 for
-            the two Gaussian functions; for "dot_product" they may be negative.
 
         Raises:
             ValueError: x or queries has a wrong shape, or queries are not integers.

@@ -14,16 +14,13 @@ _BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 
 
 def build_norm(norm: str | Callable[[int], nn.Module | None], channels: int, ndim: int) -> nn.Module | None:
-    """Make the norm for a feature map [B, channels, *spatial].
+    """Make the norm for a feature map [B, channels, *spatial]; None for no norm.
 
     Args:
         norm: one of `NORMS`, or a callable that takes the channel count and returns a module or None. "GN"
             has gcd(32, channels) groups; "LN" is a group norm of one group, so it also works on every size.
         channels: channels of the map that the norm sees.
         ndim: number of spatial axes, 1 to 3.
-
-    Returns:
-        The module, or None for no norm.
 
     Raises:
         ValueError: an unknown name, or a norm whose weight is a buffer (FrozenBN): started at zero it could

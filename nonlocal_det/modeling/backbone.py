@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @BACKBONE_REGISTRY.register()
 def build_nonlocal_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
-    """Build the backbone named by MODEL.NONLOCAL.BACKBONE and insert the blocks that RES2 to RES5 ask for.
+    """Build the backbone that MODEL.NONLOCAL.BACKBONE names, and insert the blocks that RES2 to RES5 ask for.
 
     A block before residual block i of res4 is named ``res4.non_local_i``, or ``res4.residual_i`` where
     MODEL.NONLOCAL.BLOCK is "residual"; the names of everything else stay as they are, so checkpoints of the
@@ -35,9 +35,6 @@ def build_nonlocal_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
     Args:
         cfg: a config with MODEL.NONLOCAL (see :func:`nonlocal_det.add_nonlocal_config`).
         input_shape: shape of the images.
-
-    Returns:
-        The wrapped builder's backbone, changed in place.
 
     Raises:
         ConfigError: MODEL.NONLOCAL is missing or names no place, the backbone has no ResNet or lacks a

@@ -19,19 +19,14 @@ __all__ = ["Flops", "count_flops"]
 
 @dataclass
 class Flops:
-    """Operations of a model.
+    """Operations of a model."""
 
-    Attributes:
-        parts: multiply-adds of each part.
-        uncounted: operators that no counter knows, whose cost is missing in `parts`.
-    """
-
-    parts: dict[str, int] = field(default_factory=dict)
-    uncounted: set[str] = field(default_factory=set)
+    parts: dict[str, int] = field(default_factory=dict)  # multiply-adds of each
+    uncounted: set[str] = field(default_factory=set)  # operators that no counter knows, missing in `parts`
 
     @property
     def total(self) -> int:
-        """Multiply-adds of all parts."""
+        """Return the multiply-adds of all parts."""
         return sum(self.parts.values())
 
 
@@ -77,17 +72,14 @@ _FREE = ("aten::unflatten", "aten::pad", "aten::mean")
 
 
 def count_flops(module: nn.Module, *inputs: Any) -> Flops:
-    """Count the multiply-adds of one call.
+    """Count the multiply-adds of one call: a part for each child, and "" for what the module does itself.
 
     The call is traced, and traced blocks are made of plain operations, so that nothing hides in an autograd
     function.
 
     Args:
-        module: what to call; its children are the parts of the result.
+        module: what to call.
         inputs: its arguments.
-
-    Returns:
-        One part for each child, and "" for what the module itself does, if anything.
     """
     analysis = FlopCountAnalysis(module, inputs)
     analysis.set_op_handle(**_HANDLES, **dict.fromkeys(_FREE))

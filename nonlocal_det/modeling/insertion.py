@@ -42,16 +42,13 @@ def resolve_positions(key: str, positions: Sequence[int], count: int) -> list[in
 def insert_blocks(
     stage: nn.Sequential, positions: Sequence[int], kind: str, make: Callable[[int], nn.Module]
 ) -> list[tuple[str, nn.Module]]:
-    """Put blocks into a stage that has none yet.
+    """Put blocks into a stage that has none yet; return their names in it and the blocks.
 
     Args:
         stage: its members have ``in_channels`` and ``out_channels``.
         positions: where, from :func:`resolve_positions`.
         kind: the block before residual block i is named ``{kind}_{i}``.
         make: makes a block for a number of channels.
-
-    Returns:
-        The names in the stage and the blocks.
     """
     residual = list(stage.named_children())
     inserted: list[tuple[str, nn.Module]] = []

@@ -31,13 +31,10 @@ class UnpaddedPoolStem(BasicStem):
 
 
 def unpad_stem_pool(module: nn.Module) -> nn.Module:
-    """Take the padding out of the stem's max pool of every ResNet in a module, in place.
+    """Take the padding out of the stem's max pool of every ResNet in a module; return the module.
 
     Args:
-        module: a detector or backbone.
-
-    Returns:
-        The module.
+        module: a detector or backbone, changed in place.
 
     Raises:
         ValueError: there is no ResNet with Detectron2's basic stem.
