@@ -22,6 +22,7 @@ PRIVATE_NAMES = {
     "apply_exif_orientation": ("detectron2.data.detection_utils", "_apply_exif_orientation"),
     "COCO_SPLITS": ("detectron2.data.datasets.builtin", "_PREDEFINED_SPLITS_COCO"),
     "BatchNormBase": ("torch.nn.modules.batchnorm", "_NormBase"),
+    "global_gloo_group": ("detectron2.utils.comm", "_get_global_gloo_group"),
     "DropoutBase": ("torch.nn.modules.dropout", "_DropoutNd"),
 }
 

@@ -29,7 +29,7 @@ from nonlocal_det.media.folders import outside
 from nonlocal_det.media.image import PictureMapper
 from nonlocal_det.upstream import annotation_files_from
 
-__all__ = ["build_test_loader", "build_train_loader", "build_validation_loader"]
+__all__ = ["build_test_loader", "build_train_loader", "build_validation_loader", "check_sample"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def build_train_loader(cfg: CfgNode, seed: int) -> TrainLoader:
         seed=seed,
         batch_size=parts["total_batch_size"] // processes,
         groups=groups,
-        check=_check_sample,
+        check=check_sample,
         num_workers=parts["num_workers"],
         rank=comm.get_rank(),
         processes=processes,
@@ -79,7 +79,7 @@ def build_train_loader(cfg: CfgNode, seed: int) -> TrainLoader:
     )
 
 
-def _check_sample(content: Any) -> None:
+def check_sample(content: Any) -> None:
     """Refuse annotations that would spoil the weights."""
     instances = content.get("instances") if isinstance(content, dict) else None
     for field in ("gt_boxes", "gt_keypoints"):

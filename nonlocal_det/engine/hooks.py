@@ -12,8 +12,9 @@ from detectron2.engine import HookBase, hooks
 from detectron2.utils import comm
 from detectron2.utils.events import EventWriter
 
+from nonlocal_det.checkpoint.checkpointer import NonLocalCheckpointer
 from nonlocal_det.engine.curves import draw_curves
-from nonlocal_det.errors import Preempted
+from nonlocal_det.errors import Preempted, one_line
 
 __all__ = [
     "BestCheckpointer",
@@ -23,6 +24,7 @@ __all__ = [
     "PeriodicCheckpointer",
     "PeriodicWriter",
     "PreciseBN",
+    "best_keeper",
 ]
 
 logger = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class PeriodicCheckpointer(HookBase):
     """Saves a checkpoint every ``period`` iterations, and ``model_final`` after the last.
 
     Unlike Detectron2's it runs in all processes, since each gives its random states. When one of them has
-    been sent a signal to stop, all save and leave training, which raises :class:`Preempted`.
+    been sent a signal to stop, all save, and training ends by :class:`Preempted`.
 
     Args:
         period: number of iterations.
@@ -43,23 +45,20 @@ class PeriodicCheckpointer(HookBase):
 
     def after_step(self) -> None:
         """Save, if it is time to."""
-        stop = self.trainer.stopping
-        done, name = self.trainer.iter + 1, f"model_{self.trainer.iter:07d}"
-        if done == self.trainer.max_iter:
-            name = "model_final"
-        if stop or done == self.trainer.max_iter or done % self._period == 0:
-            self.trainer.save(name)
-        if stop:
-            self.trainer.leave(
-                Preempted(
-                    f"stopped by a signal after {done} of {self.trainer.max_iter} iterations and saved "
-                    f"{name}.pth; --resume goes on from it"
-                )
+        trainer, done = self.trainer, self.trainer.iter + 1
+        name = "model_final" if done == trainer.max_iter else f"model_{trainer.iter:07d}"
+        if trainer.stopping or done == trainer.max_iter or done % self._period == 0:
+            trainer.save(name)
+        if trainer.stopping:
+            reason = (
+                f"stopped by a signal after {done} of {trainer.max_iter} iterations and saved {name}.pth; "
+                "--resume goes on from it"
             )
+            trainer.end(reason, Preempted(reason))
 
 
 class EvalHook(hooks.EvalHook):
-    """Evaluates as Detectron2's does, and makes up for an evaluation that a stopped run still owed.
+    """Evaluates as Detectron2's does, and makes up for an evaluation that a stopped run did not come to.
 
     Checkpoints are saved before the evaluation that is due at the same iteration, so that one which fails
     costs no training. A run that goes on from such a checkpoint therefore starts with the evaluation.
@@ -76,13 +75,25 @@ class EvalHook(hooks.EvalHook):
         start = self.trainer.start_iter
         due = self._period > 0 and 0 < start < self.trainer.max_iter and start % self._period == 0
         if due and self._evaluated != start - 1:
-            self.trainer.storage.iter = start - 1  # under which it would have been recorded
             self._do_eval()
-            self.trainer.storage.iter = start
+
+    def after_step(self) -> None:
+        """Evaluate, if it is time to. A signal meanwhile ends training; its last iteration is saved."""
+        try:
+            super().after_step()
+        except Preempted:
+            trainer = self.trainer
+            if trainer.saved != trainer.iter:
+                trainer.save(f"model_{trainer.iter:07d}")
+            raise Preempted(
+                f"stopped by a signal in the evaluation after {trainer.iter + 1} of {trainer.max_iter} "
+                "iterations, of which the last is saved; --resume goes on with it"
+            ) from None
 
     def after_train(self) -> None:
-        """Evaluate after the last iteration, unless the run is stopped there or has been evaluated."""
-        if not (self.trainer.left or (self.trainer.stopped_early and self._period > 0)):
+        """Evaluate after the last iteration, unless the run fails there or has been evaluated."""
+        ending = self.trainer.ending
+        if ending is None or (ending.error is None and self._period == 0):
             super().after_train()
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,12 +101,23 @@ class EvalHook(hooks.EvalHook):
         return {} if self._evaluated is None else {"evaluated": self._evaluated}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore it.
-
-        Args:
-            state_dict: what :meth:`state_dict` returned.
-        """
+        """Restore what :meth:`state_dict` returned."""
         self._evaluated = state_dict["evaluated"]
+
+
+def best_keeper(checkpointer: NonLocalCheckpointer) -> NonLocalCheckpointer:
+    """Return a checkpointer for the best model of a run, which is not one to resume from."""
+    state = checkpointer.checkpointables["trainer"]
+    keeper = _BestKeeper(checkpointer.model, checkpointer.save_dir, trainer=state)
+    keeper.index = checkpointer.index
+    return keeper
+
+
+class _BestKeeper(NonLocalCheckpointer):
+    resumable = False
+
+    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
+        """Leave ``last_checkpoint`` as it is."""
 
 
 class BestCheckpointer(hooks.BestCheckpointer):
@@ -120,8 +142,8 @@ class BestCheckpointer(hooks.BestCheckpointer):
             self._best_checking()
 
     def after_train(self) -> None:
-        """Compare the last evaluation, unless the run is stopped before it."""
-        if not (self.trainer.left or self.trainer.stopped_early):
+        """Compare the last evaluation, unless the run ends before it."""
+        if self.trainer.ending is None:
             super().after_train()
 
     def _best_checking(self) -> None:
@@ -145,11 +167,7 @@ class BestCheckpointer(hooks.BestCheckpointer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the best score.
-
-        Args:
-            state_dict: what :meth:`state_dict` returned; the score of another metric is no measure.
-        """
+        """Restore what :meth:`state_dict` returned; the score of another metric is no measure."""
         if state_dict["metric"] == self._val_metric:
             self.best_metric, self.best_iter = state_dict["best_metric"], state_dict["best_iter"]
             self.since_best = state_dict.get("since_best", 0)
@@ -171,7 +189,7 @@ class EarlyStopping(HookBase):
         self._period = period
         self._patience = patience
         self._best = best
-        self._warned = False
+        self._warned = self._stopped = False
 
     def before_train(self) -> None:
         """Look at what is remembered of a run that is resumed, unless it has reached its end."""
@@ -190,6 +208,16 @@ class EarlyStopping(HookBase):
                     *(self._patience, self._best.metric),
                 )
 
+    def after_train(self) -> None:
+        """Save the iteration that has become the last, unless it was saved before."""
+        trainer = self.trainer
+        if not self._stopped or trainer.failed:
+            return
+        loaded = trainer.checkpointer.report.path if trainer.checkpointer.report else ""
+        if trainer.max_iter > trainer.start_iter or os.path.basename(loaded) != "model_final.pth":
+            trainer.save("model_final", trainer.max_iter - 1)
+        logger.info("%s", trainer.ending.reason)
+
     def _look(self, done: int) -> None:
         reason = ""
         if self._best is not None and self._best.since_best >= self._patience:
@@ -201,7 +229,9 @@ class EarlyStopping(HookBase):
                 f"not beaten by the {since} since (SOLVER.EARLY_STOP_PATIENCE is "
                 f"{self._patience}; with more, or 0, --resume trains on)"
             )
-        self.trainer.stopped_early = comm.all_gather(reason)[0]
+        if reason := comm.all_gather(reason)[0]:
+            self._stopped, self.trainer.max_iter = True, done
+            self.trainer.end(reason)
 
 
 class PeriodicWriter(hooks.PeriodicWriter):
@@ -218,11 +248,8 @@ class PeriodicWriter(hooks.PeriodicWriter):
 
     def before_train(self) -> None:
         """Write an evaluation that was made up for before training goes on."""
-        storage = self.trainer.storage
-        if storage.latest():
-            storage.iter -= 1
+        if self.trainer.storage.latest():
             self._write()
-            storage.iter += 1
 
     def after_step(self) -> None:
         """Write, if it is time to."""
@@ -248,14 +275,13 @@ class CurveDrawer(HookBase):
 
     def after_train(self) -> None:
         """Draw, unless training goes on another time. A drawing that fails is no fault of the run."""
-        if self.trainer.left or self.trainer.iter < self.trainer.max_iter:
+        if self.trainer.failed or self.trainer.iter < self.trainer.max_iter:
             return
         source, target = (os.path.join(self._folder, name) for name in ("metrics.json", "curves.png"))
         try:
             draw_curves(source, target)
         except Exception as error:
-            reason = " ".join(str(error).split())
-            logger.warning("%s cannot be drawn (%s: %s)", target, type(error).__name__, reason)
+            logger.warning("%s cannot be drawn (%s: %s)", target, type(error).__name__, one_line(error))
 
 
 class PreciseBN(hooks.PreciseBN):

@@ -23,8 +23,6 @@ __all__ = [
     "STOP_SIGNALS",
     "StopRequest",
     "StoppableLoader",
-    "set_stop_request",
-    "stop_request",
 ]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -95,24 +93,6 @@ class StopRequest:
                 signal.signal(number, handler)
 
 
-_request = StopRequest()
-
-
-def stop_request() -> StopRequest:
-    """Return that of this process: signals are sent to processes, so there is one in each."""
-    return _request
-
-
-def set_stop_request(request: StopRequest) -> None:
-    """Make this process notice what its parent was asked for.
-
-    Args:
-        request: the parent's.
-    """
-    global _request
-    _request = request
-
-
 class StoppableLoader:
     """Batches of an evaluation, which a request to stop cuts short in all processes.
 
@@ -121,13 +101,15 @@ class StoppableLoader:
 
     Args:
         loader: the loader. All processes must iterate over it to its end.
+        stop: says whether this process was asked to stop; None never does.
 
     Raises:
         Preempted: in all processes, where the iteration ends.
     """
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader, stop: StopRequest | None = None) -> None:
         self._loader = loader
+        self._stop = stop
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -135,7 +117,7 @@ class StoppableLoader:
     def __iter__(self) -> Iterator[Any]:
         for batch in iterate(self._loader):
             yield batch
-            if stop_request():
+            if self._stop:
                 break
-        if any(comm.all_gather(bool(stop_request()))):
+        if any(comm.all_gather(bool(self._stop))):
             raise Preempted("stopped by a signal during an evaluation")

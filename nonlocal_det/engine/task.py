@@ -31,7 +31,15 @@ from nonlocal_det.engine.checks import (
 from nonlocal_det.errors import ConfigError
 from nonlocal_det.modeling.checks import check_blocks
 
-__all__ = ["Task", "add_nonlocal_config", "check_run", "find_task", "get_config", "register_task"]
+__all__ = [
+    "Task",
+    "add_nonlocal_config",
+    "all_tasks",
+    "check_run",
+    "find_task",
+    "get_config",
+    "register_task",
+]
 
 
 class Task(ABC):
@@ -179,6 +187,11 @@ def register_task(task: Task) -> None:
     """Put a task into the list, unless one of its name is there."""
     if task.name not in (other.name for other in _tasks):
         _tasks.append(task)
+
+
+def all_tasks() -> tuple[Task, ...]:
+    """Return the tasks."""
+    return tuple(_tasks)
 
 
 def find_task(cfg: CfgNode) -> Task:

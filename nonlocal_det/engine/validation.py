@@ -17,8 +17,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from nonlocal_det.data.random_states import isolated_randomness
-from nonlocal_det.engine.preemption import StoppableLoader
-from nonlocal_det.engine.task import find_task
+from nonlocal_det.engine.preemption import StoppableLoader, StopRequest
+from nonlocal_det.engine.task import Task, find_task
+from nonlocal_det.errors import listed
 from nonlocal_det.upstream import BatchNormBase, DropoutBase
 
 __all__ = ["ValidationLoss"]
@@ -39,10 +40,14 @@ class ValidationLoss:
 
     Args:
         cfg: the config.
+        task: its task.
+        stop: a request that cuts the computation short in all processes.
     """
 
-    def __init__(self, cfg: CfgNode) -> None:
+    def __init__(self, cfg: CfgNode, task: Task | None = None, stop: StopRequest | None = None) -> None:
         self._cfg = cfg
+        self._task = task or find_task(cfg)
+        self._stop = stop
         self._loaders: dict[str, DataLoader] | None = None
 
     def __call__(self, model: nn.Module) -> dict[str, dict[str, float]]:
@@ -60,20 +65,27 @@ class ValidationLoss:
                 self._loaders = {
                     name: loader
                     for name in self._cfg.DATASETS.TEST
-                    if (loader := find_task(self._cfg).build_validation_loader(self._cfg, name)) is not None
+                    if (loader := self._task.build_validation_loader(self._cfg, name)) is not None
                 }
             with _computes_losses(model), torch.no_grad(), warnings.catch_warnings():
                 # Keypoint heads take means over no images for the event storage.
                 warnings.filterwarnings("ignore", "Mean of empty slice|invalid value", RuntimeWarning)
-                found = {name: _mean_losses(model, name, loader) for name, loader in self._loaders.items()}
+                found = {
+                    name: _mean_losses(model, name, loader, self._stop)
+                    for name, loader in self._loaders.items()
+                }
         return {name: losses for name, losses in found.items() if losses}
 
 
-def _mean_losses(model: nn.Module, name: str, loader: DataLoader) -> dict[str, float]:
+def _mean_losses(
+    model: nn.Module, name: str, loader: DataLoader, stop: StopRequest | None
+) -> dict[str, float]:
     """Return the mean losses over the images of all processes, in the main one."""
     sums: defaultdict[str, float] = defaultdict(float)
     images, finite, bad = 0, True, []
-    for place, (number, (image,)) in enumerate(zip(loader.sampler, StoppableLoader(loader), strict=True)):
+    for place, (number, (image,)) in enumerate(
+        zip(loader.sampler, StoppableLoader(loader, stop), strict=True)
+    ):
         if isinstance(image, str):
             bad.append(image)
             continue
@@ -100,8 +112,7 @@ def _join(name: str, parts: Sequence[tuple[dict[str, float], int, bool, list[str
     """Join what the processes found."""
     bad = [reason for *_, reasons in parts for reason in reasons]
     if bad:
-        more = f", and {len(bad) - 3} more" if len(bad) > 3 else ""
-        logger.warning("The validation loss of %s is without %s%s", name, ", ".join(bad[:3]), more)
+        logger.warning("The validation loss of %s is without %s", name, listed(bad))
     images = sum(part[1] for part in parts)
     if not images:
         return {}

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
 
     from nonlocal_det import get_config
-    from nonlocal_det.engine.launch import count_processes
+    from nonlocal_det.engine.launch.places import count_processes
     from nonlocal_det.engine.task import check_run
     from nonlocal_det.experiments.runs import check_folder, lock_folder, plan_runs
 

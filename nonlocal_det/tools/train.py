@@ -1,4 +1,4 @@
-"""Train or evaluate a model: Detectron2's command line, for configs with non-local blocks.
+"""Train or evaluate a model: Detectron2's command line, for the configs of this package.
 
 Examples:
     python train_net.py --config-file COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml --num-gpus 8
@@ -13,15 +13,15 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nonlocal_det.errors import UsageError
+from nonlocal_det.errors import ExitCode, UsageError
 from nonlocal_det.tools.command import command, parse
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-__all__ = ["main"]
+    from nonlocal_det.engine.preemption import StopRequest
 
-EXIT_PREEMPTED = 75
+__all__ = ["main"]
 
 # Not the module's name, which is __main__ where it is run by python -m.
 logger = logging.getLogger("nonlocal_det.tools.train")
@@ -45,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from nonlocal_det import get_config
     from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
-    from nonlocal_det.engine import count_processes, find_place, launch_processes
+    from nonlocal_det.engine.launch.places import count_processes, find_place
+    from nonlocal_det.engine.launch.processes import launch_processes
+    from nonlocal_det.engine.preemption import StopRequest
     from nonlocal_det.engine.task import check_run, find_task
     from nonlocal_det.errors import Preempted
 
@@ -62,50 +64,74 @@ def main(argv: Sequence[str] | None = None) -> int:
         find_task(cfg).check_data(cfg, training=not args.eval_only)
         if place is None and processes > 1:
             find_task(cfg).release_data()  # each process that is started reads its own
+    stop = StopRequest()
     try:
-        launch_processes(run, *where, args=(args,))
+        launch_processes(run, *where, args=(args, stop), stop=stop)
     except Preempted as stopped:
         print(stopped, file=sys.stderr)
-        return EXIT_PREEMPTED
+        return ExitCode.STOPPED
     except ProcessException as ended:
         # Its traceback stands before all else that was printed because of it.
         text = str(ended).strip().splitlines()[-1]
         print(f"error: process {ended.error_index} has failed: {text}", file=sys.stderr)
-        return 1
-    return 0
+        return ExitCode.FAULT
+    return ExitCode.OK
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, stop: StopRequest) -> None:
     """Do the work of one process.
 
     Args:
         args: the parsed command line.
+        stop: says whether the run was asked to stop.
     """
-    from nonlocal_det.engine import Trainer
+    from nonlocal_det.engine.loop import Trainer
 
     cfg = _setup(args)
     if args.eval_only:
-        _evaluate(cfg, args)
+        _evaluate(cfg, args, stop)
         return
-    trainer = Trainer(cfg, allow_missing=args.allow_missing)
+    trainer = Trainer(cfg, allow_missing=args.allow_missing, stop=stop)
     trainer.resume_or_load(resume=args.resume)
     trainer.train()
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    from detectron2.engine import default_argument_parser
-
-    parser = default_argument_parser()
-    parser.description = "Train or evaluate a detector with non-local blocks."
-    parser.add_argument(
+    """Parse Detectron2's flags, which a test compares, and --allow-missing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nonlocal_det.tools.train", description="Train or evaluate a model of a config."
+    )
+    add = parser.add_argument
+    add("--config-file", default="", metavar="FILE", help="a path, or a name under the project's configs/")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on from OUTPUT_DIR, or start where there is nothing to go on from",
+    )
+    add("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, and do not train")
+    add("--num-gpus", type=int, default=1, metavar="N", help="GPUs, or processes on the CPU, of this machine")
+    add("--num-machines", type=int, default=1, metavar="N", help="total number of machines")
+    add("--machine-rank", type=int, default=0, metavar="I", help="number of this machine, from 0")
+    # None is "the user did not say": upstream's default port is the same for every run of a user.
+    add(
+        "--dist-url",
+        metavar="URL",
+        help="where machines meet: tcp://HOST:PORT of machine 0; by default a free port",
+    )
+    add(
         "--allow-missing",
         default="",
         metavar="REGEX",
         help="go on although weights are missing, have another shape or would be dropped, if REGEX is found "
         "in the name of each; the error without it names them",
     )
-    # None is "the user did not say": upstream's default port is the same for every run of a user.
-    parser.set_defaults(dist_url=None)
+    add(
+        "opts",
+        nargs=argparse.REMAINDER,
+        default=[],
+        metavar="KEY VALUE",
+        help="overrides of the config, last",
+    )
     args = parse(parser, argv)
     for word in args.opts:
         if word.startswith("--"):
@@ -124,8 +150,7 @@ def _setup(args: argparse.Namespace) -> CfgNode:
     # Again in every process: each has its own catalog of data sets.
     cfg = get_config(args.config_file, args.opts)
     cfg.freeze()
-    # Upstream opens the file by this name to log it.
-    args.config_file = str(find_config(args.config_file))
+    args.config_file = str(find_config(args.config_file))  # upstream opens it by this name to log it
     setup_logger(cfg.OUTPUT_DIR, distributed_rank=comm.get_rank(), name="nonlocal_det")
     default_setup(cfg, args)
     if cfg.MODEL.DEVICE == "cpu":
@@ -134,14 +159,15 @@ def _setup(args: argparse.Namespace) -> CfgNode:
     return cfg
 
 
-def _evaluate(cfg: CfgNode, args: argparse.Namespace) -> None:
+def _evaluate(cfg: CfgNode, args: argparse.Namespace, stop: StopRequest) -> None:
     from detectron2.evaluation import verify_results
     from detectron2.utils import comm
 
-    from nonlocal_det.checkpoint import NonLocalCheckpointer
-    from nonlocal_det.engine import Trainer
+    from nonlocal_det.checkpoint.checkpointer import NonLocalCheckpointer
+    from nonlocal_det.engine.evaluation import evaluate, evaluate_augmented
+    from nonlocal_det.modeling.build import build_model
 
-    model = Trainer.build_model(cfg)
+    model = build_model(cfg)
     checkpointer = NonLocalCheckpointer(model, cfg.OUTPUT_DIR, allow_missing=args.allow_missing)
     checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=args.resume)
     if checkpointer.report is None:
@@ -152,9 +178,9 @@ def _evaluate(cfg: CfgNode, args: argparse.Namespace) -> None:
             len(checkpointer.report.untrained),
             checkpointer.report.path,
         )
-    results = Trainer.test(cfg, model)
+    results = evaluate(cfg, model, stop=stop)
     if cfg.TEST.AUG.ENABLED:
-        results.update(Trainer.test_with_tta(cfg, model))
+        results.update(evaluate_augmented(cfg, model, stop=stop))
     if comm.is_main_process():
         verify_results(cfg, results)
 

@@ -19,6 +19,7 @@ from detectron2.structures import Boxes, Instances
 
 from nonlocal_det.data.loader import BadImage, TrainLoader
 from nonlocal_det.data.order import EpochOrder
+from nonlocal_det.detection.loaders import check_sample
 from nonlocal_det.errors import BadDataError
 
 DATA = [
@@ -33,7 +34,8 @@ def draw(image: dict) -> tuple:
 
 
 def make(data: list = DATA, mapper=draw, **changes) -> TrainLoader:
-    options = {"seed": 3, "batch_size": 2, **changes}
+    groups = [int(x["width"] > x["height"]) for x in data]
+    options = {"seed": 3, "batch_size": 2, "groups": groups, **changes}
     return TrainLoader(data, mapper, EpochOrder(len(data)), **options)
 
 
@@ -54,13 +56,14 @@ def test_images_are_grouped_by_shape():
     wide = {image["image_id"]: image["width"] > image["height"] for image in DATA}
     batches = take(make(), 20)
     assert all(wide[a[0]] == wide[b[0]] for a, b in batches)
-    mixed = take(make(group_by_aspect_ratio=False), 20)
+    mixed = take(make(groups=None), 20)
     assert any(wide[a[0]] != wide[b[0]] for a, b in mixed)
 
 
 @pytest.mark.parametrize(("processes", "grouped"), [(1, True), (1, False), (3, True)])
 def test_epochs_count_the_images_of_all_processes(processes, grouped):
-    loader = make(processes=processes, rank=processes - 1, group_by_aspect_ratio=grouped)
+    changes = {} if grouped else {"groups": None}
+    loader = make(processes=processes, rank=processes - 1, **changes)
     assert loader.epoch == 0
     for batches, _ in enumerate(itertools.islice(loader, 20), start=1):
         # 11 images, 2 in a batch of each process.
@@ -270,15 +273,8 @@ def test_boxes_that_are_not_finite_are_of_no_use():
         boxes[0, 0] = float("nan") if image["image_id"] == 2 else 0
         return {"instances": Instances((5, 5), gt_boxes=Boxes(boxes)), "image_id": image["image_id"]}
 
-    loader = make(mapper=mapper)
+    loader = make(mapper=mapper, check=check_sample)
     assert all(sample["image_id"] != 2 for batch in take(loader, 12) for sample in batch)
     assert {bad.reason for bad in loader.take_bad()} == {
         "ValueError: gt_boxes has numbers that are not finite"
     }
-
-
-def test_images_without_a_size():
-    data = [{"file_name": "a.jpg"}]
-    with pytest.raises(KeyError, match="width"):
-        make(data)
-    make(data, group_by_aspect_ratio=False)

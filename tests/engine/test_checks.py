@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("detectron2")
 
 from nonlocal_det import ConfigError, get_config
-from nonlocal_det.engine import check_run
 from nonlocal_det.engine.checks import check_training
+from nonlocal_det.engine.task import check_run
 from nonlocal_det.errors import CheckpointError
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"

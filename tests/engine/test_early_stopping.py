@@ -20,7 +20,9 @@ from detectron2.utils.events import get_event_storage
 from fvcore.nn import sigmoid_focal_loss
 
 from nonlocal_det import get_config
-from nonlocal_det.engine import Trainer, launch_processes
+from nonlocal_det.detection.task import Detection
+from nonlocal_det.engine.launch.processes import launch_processes
+from nonlocal_det.engine.loop import Trainer
 from nonlocal_det.errors import CheckpointError
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
@@ -42,11 +44,10 @@ class CrashAt(HookBase):
             raise Crash
 
 
-class Scored(Trainer):
+class Scored(Detection):
     """Scores are read from OUTPUT_DIR/scores, by iteration; that of each evaluation is noted there."""
 
-    @classmethod
-    def build_evaluator(cls, cfg, dataset_name, output_folder=None):
+    def build_evaluator(self, cfg, dataset, folder):
         folder = Path(cfg.OUTPUT_DIR)
 
         class Evaluator(DatasetEvaluator):
@@ -87,9 +88,9 @@ def config(small_options, mini_coco):
     return make
 
 
-def train(cfg, crash: int | None = None, trainer: type[Trainer] = Scored) -> Trainer:
+def train(cfg, crash: int | None = None, trainer: type[Trainer] = Trainer) -> Trainer:
     seed_all_rng(cfg.SEED)
-    trainer = trainer(cfg)
+    trainer = trainer(cfg, task=Scored())
     trainer.register_hooks([CrashAt(crash)])
     trainer.resume_or_load(resume=True)
     trainer.train()
@@ -194,13 +195,13 @@ def test_crashes_before_change_nothing(config, tmp_path):
     assert_same(saved(tmp_path / "crashed"), saved(tmp_path / "straight"))
 
 
-class CrashInEvaluation(Scored):
+class CrashInEvaluation(Trainer):
     """Crashes after it has evaluated, and before anything follows from that."""
 
     iteration = 7
 
-    def _evaluate(self):
-        found = super()._evaluate()
+    def evaluate(self):
+        found = super().evaluate()
         if self.storage.iter == self.iteration:
             raise Crash
         return found
@@ -239,7 +240,7 @@ def test_a_full_disk_at_the_end_is_an_error(config, tmp_path, monkeypatch, caplo
         if name == "model_final":
             raise CheckpointError("no space")
 
-    monkeypatch.setattr("nonlocal_det.checkpoint.NonLocalCheckpointer.save", full)
+    monkeypatch.setattr("nonlocal_det.checkpoint.checkpointer.NonLocalCheckpointer.save", full)
     with pytest.raises(CheckpointError, match="no space"):
         train(config(tmp_path, SCORES))
     assert "Traceback" not in caplog.text
@@ -256,7 +257,7 @@ def run_in_processes(options: list) -> None:
     for _ in range(2):  # the second time it is stopped already
         trainer = train(get_config(MASK, options))
         assert trainer.iter == trainer.max_iter == 8
-        assert trainer.stopped_early.startswith("Training was stopped early after 8 of 14")
+        assert trainer.ending.reason.startswith("Training was stopped early after 8 of 14")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="starts processes on the CPU")

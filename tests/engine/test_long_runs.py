@@ -17,7 +17,7 @@ pytest.importorskip("detectron2")
 from detectron2.engine import HookBase
 
 from nonlocal_det import get_config
-from nonlocal_det.engine import Trainer
+from nonlocal_det.engine.loop import Trainer
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
 PROC = Path("/proc")

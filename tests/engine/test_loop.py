@@ -9,7 +9,7 @@ from detectron2.engine import hooks
 from detectron2.modeling import build_model
 
 from nonlocal_det import ConfigError, get_config
-from nonlocal_det.engine import Trainer
+from nonlocal_det.engine.loop import Trainer
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
 KEYPOINT = "COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x_nl_head_backbone.yaml"
@@ -118,11 +118,6 @@ def test_a_part_that_is_not_registered(config):
     for key in ("MODEL__META_ARCHITECTURE", "MODEL__ROI_MASK_HEAD__NAME"):
         with pytest.raises(ConfigError, match="'Nonesuch' is not registered in "):
             Trainer(config(**{key: "Nonesuch"}))
-
-
-def test_mixed_precision_is_refused_on_a_cpu(config):
-    with pytest.raises(ConfigError, match=r"SOLVER\.AMP\.ENABLED"):
-        Trainer(config(SOLVER__AMP__ENABLED=True))
 
 
 def test_scaled_values_are_logged(config, caplog):

@@ -15,8 +15,10 @@ from detectron2.evaluation import DatasetEvaluator
 from detectron2.utils.env import seed_all_rng
 
 from nonlocal_det import get_config
-from nonlocal_det.engine import Trainer, launch_processes
-from nonlocal_det.engine.preemption import STOP_SIGNALS, StopRequest, stop_request
+from nonlocal_det.detection.task import Detection
+from nonlocal_det.engine.launch.processes import launch_processes
+from nonlocal_det.engine.loop import Trainer
+from nonlocal_det.engine.preemption import STOP_SIGNALS, StopRequest
 from nonlocal_det.errors import Preempted
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
@@ -72,10 +74,10 @@ def test_other_threads_cannot_listen():
     assert seen == [signal.getsignal(signal.SIGTERM)]
 
 
-def wait_until_stopped(folder: Path) -> None:
+def wait_until_stopped(folder: Path, stop: StopRequest) -> None:
     (folder / str(os.getpid())).touch()
     until = time.monotonic() + 100
-    while not stop_request():
+    while not stop:
         assert time.monotonic() < until
         time.sleep(0.05)
     raise Preempted("stopped")
@@ -96,24 +98,24 @@ def signal_when(ready) -> threading.Thread:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="starts processes on the CPU")
-def test_a_signal_to_the_parent_counts_in_its_processes(tmp_path, monkeypatch):
+def test_a_signal_to_the_parent_counts_in_its_processes(tmp_path):
     request = StopRequest()
-    monkeypatch.setattr("nonlocal_det.engine.preemption._request", request)
     thread = signal_when(lambda: len(list(tmp_path.iterdir())) == 2)
     with pytest.raises(Preempted):
-        launch_processes(wait_until_stopped, 2, args=(tmp_path,))
+        launch_processes(wait_until_stopped, 2, args=(tmp_path, request), stop=request)
     thread.join()
     assert request
 
 
-class Interrupted(Trainer):
+class Interrupted(Detection):
     """Its evaluations note their images; a signal arrives at the second one of the evaluation named."""
 
     signal_in: int | None = None  # counted from 1
     seen: list[list[int]]
 
-    @classmethod
-    def build_evaluator(cls, cfg, dataset_name, output_folder=None):
+    def build_evaluator(self, cfg, dataset, folder):
+        cls = Interrupted
+
         class Evaluator(DatasetEvaluator):
             def reset(self):
                 cls.seen.append([])
@@ -146,7 +148,7 @@ def run(small_options, mini_coco, tmp_path):
         }
         Interrupted.signal_in, Interrupted.seen = signal_in, []
         seed_all_rng(1)
-        trainer = Interrupted(get_config(MASK, small_options(options)))
+        trainer = Trainer(get_config(MASK, small_options(options)), task=Interrupted())
         trainer.resume_or_load(resume=True)
         trainer.train()
         return Interrupted.seen

@@ -24,8 +24,9 @@ from detectron2.utils import comm
 from detectron2.utils.events import EventStorage
 
 from nonlocal_det import get_config
-from nonlocal_det.engine import Trainer, launch_processes
-from nonlocal_det.engine.preemption import stop_request
+from nonlocal_det.engine.evaluation import evaluate
+from nonlocal_det.engine.launch.processes import launch_processes
+from nonlocal_det.engine.preemption import StopRequest
 from nonlocal_det.errors import Preempted
 from nonlocal_det.layers import NonLocalBlock
 
@@ -175,15 +176,16 @@ def of_evaluation(options: dict, rank: int, processes: int) -> dict:
         changes = ["DATASETS.REGISTER", options["sets"], "DATASETS.TEST", (name,), "OUTPUT_DIR", folder]
         cfg = get_config(MASK, [*options["mask"], *changes, "MODEL.MASK_ON", False])
         model = Finder(f"{options['folder']}/{name}.json")
-        found[name] = {"scores": Trainer.test(cfg, model), "seen": model.seen}
+        found[name] = {"scores": evaluate(cfg, model), "seen": model.seen}
     if processes > 1:
         cfg.defrost()
         cfg.DATASETS.TEST = ("five",)
         model = Finder(f"{options['folder']}/five.json", signal_at=1 if rank == 1 else None)
         message = ""
-        with stop_request().listening():
+        stop = StopRequest()
+        with stop.listening():
             try:
-                Trainer.test(cfg, model.train())
+                evaluate(cfg, model.train(), stop=stop)
             except Preempted as stopped:
                 message = str(stopped)
         found["stopped"] = {"seen": model.seen, "message": message, "training": model.training}

@@ -24,7 +24,9 @@ from detectron2.utils.env import seed_all_rng
 from detectron2.utils.events import get_event_storage
 
 from nonlocal_det import ConfigError, get_config
-from nonlocal_det.engine import Trainer, launch_processes
+from nonlocal_det.detection.task import Detection
+from nonlocal_det.engine.launch.processes import launch_processes
+from nonlocal_det.engine.loop import Trainer
 from nonlocal_det.errors import CheckpointError, Preempted
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
@@ -46,21 +48,21 @@ class CrashAt(HookBase):
             raise Crash
 
 
-def train(cfg, stop: HookBase | None = None, trainer: type[Trainer] = Trainer) -> Trainer:
+def train(cfg, stop: HookBase | None = None, task: Detection | None = None) -> Trainer:
     """Do what one call of a program with --resume does."""
     seed_all_rng(None if cfg.SEED < 0 else cfg.SEED + comm.get_rank())
-    trainer = trainer(cfg)
+    trainer = Trainer(cfg, task=task)
     trainer.register_hooks([stop])
     trainer.resume_or_load(resume=True)
     trainer.train()
     return trainer
 
 
-def train_with_crashes(cfg, *iterations: int, trainer: type[Trainer] = Trainer) -> Trainer:
+def train_with_crashes(cfg, *iterations: int, task: Detection | None = None) -> Trainer:
     for iteration in iterations:
         with pytest.raises(Crash):
-            train(cfg, CrashAt(iteration), trainer)
-    return train(cfg, trainer=trainer)
+            train(cfg, CrashAt(iteration), task)
+    return train(cfg, task=task)
 
 
 def saved(folder: Path, name: str = "model_final.pth") -> dict:
@@ -142,11 +144,10 @@ def test_crashes_change_nothing(straight, config, tmp_path, workers):
     assert_same(saved(tmp_path), straight)
 
 
-class Scored(Trainer):
+class Scored(Detection):
     """Its scores follow from the iteration alone; the best is the first."""
 
-    @classmethod
-    def build_evaluator(cls, cfg, dataset_name, output_folder=None):
+    def build_evaluator(self, cfg, dataset, folder):
         class Evaluator(DatasetEvaluator):
             def evaluate(self):
                 torch.rand(3), np.random.rand()
@@ -160,7 +161,7 @@ class Scored(Trainer):
 
 def test_evaluation_changes_nothing_and_the_best_is_remembered(straight, config, tmp_path):
     cfg = config(tmp_path, DATASETS__TEST=("mini_val",), TEST__EVAL_PERIOD=2)
-    train_with_crashes(cfg, 2, 4, 5, trainer=Scored)
+    train_with_crashes(cfg, 2, 4, 5, task=Scored())
     # Those that the saved iterations 1 and 3 still owed are made up for.
     assert (tmp_path / "evaluated").read_text().split() == ["1", "1", "3", "3", "3", "5", str(ITERATIONS)]
     assert_same(saved(tmp_path)["model"], straight["model"])
@@ -204,10 +205,10 @@ def test_signals_stop_after_the_iteration_and_change_nothing(straight, config, t
 def test_a_signal_in_the_last_iteration_leaves_the_evaluation_to_the_next_call(config, tmp_path):
     cfg = config(tmp_path, DATASETS__TEST=("mini_val",), SOLVER__MAX_ITER=2)
     with pytest.raises(Preempted, match=r"model_final\.pth"):
-        train(cfg, SignalAt(1), Scored)
+        train(cfg, SignalAt(1), Scored())
     assert not (tmp_path / "evaluated").exists()
     assert not (tmp_path / "model_best.pth").exists()
-    train(cfg, trainer=Scored)
+    train(cfg, task=Scored())
     assert (tmp_path / "evaluated").read_text() == "2 "
     assert (tmp_path / "model_best.pth").exists()
 
@@ -371,7 +372,7 @@ def test_two_hooks_of_one_class_keep_their_states(config, tmp_path):
     trainer, counting = make()
     counting[0].count, counting[1].count = 3, 5
     other, others = make()
-    other.load_state_dict(trainer.state_dict())
+    other.state.load_state_dict(trainer.state.state_dict())
     assert [hook.count for hook in others] == [3, 5]
 
 

@@ -24,7 +24,7 @@ from torch import nn
 
 from nonlocal_det import get_config
 from nonlocal_det.data.random_states import random_states
-from nonlocal_det.engine import launch_processes
+from nonlocal_det.engine.launch.processes import launch_processes
 from nonlocal_det.engine.validation import ValidationLoss
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"

@@ -31,7 +31,7 @@ SCRIPT = """
 import json, sys
 from torch import distributed
 from detectron2.utils import comm
-from nonlocal_det.engine import launch_processes
+from nonlocal_det.engine.launch.processes import launch_processes
 
 def main(folder, fail):
     rank, local = comm.get_rank(), [comm.get_local_rank(), comm.get_local_size()]

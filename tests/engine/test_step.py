@@ -14,8 +14,9 @@ from detectron2.utils import comm
 from detectron2.utils.env import seed_all_rng
 
 from nonlocal_det import ConfigError, get_config
-from nonlocal_det.engine import Trainer, launch_processes
-from nonlocal_det.engine.nonfinite import replay_batch
+from nonlocal_det.engine.launch.processes import launch_processes
+from nonlocal_det.engine.loop import Trainer
+from nonlocal_det.engine.replay import replay_batch
 from nonlocal_det.errors import NonFiniteLossError
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
@@ -109,7 +110,7 @@ def test_a_stop_names_everything_and_can_be_replayed(options, tmp_path, caplog):
         assert [name for name, value in losses.items() if not value.isfinite()] == ["loss_cls"]
         assert losses["loss_mask"].item() == pytest.approx(0.6931, abs=0.01)
     # The batch is whole: masks and boxes are those of the data set.
-    loaded = next(iter(trainer.build_train_loader(get_config(MASK, options(tmp_path)))))
+    loaded = next(iter(trainer.task.build_train_loader(get_config(MASK, options(tmp_path)), 1)))
     assert loaded[0].keys() == batch[0].keys()
 
 

@@ -1,0 +1,1 @@
+"""The processes of a run: started here, or by torchrun or Slurm."""
