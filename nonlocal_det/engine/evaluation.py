@@ -15,6 +15,7 @@ from torch import nn
 from nonlocal_det.data.random_states import isolated_randomness
 from nonlocal_det.engine.preemption import StoppableLoader, StopRequest
 from nonlocal_det.engine.task import Task, find_task
+from nonlocal_det.layers.kernels import settle_kernels
 
 __all__ = ["evaluate", "evaluate_augmented", "metric_prefix"]
 
@@ -46,6 +47,7 @@ def evaluate(
         Preempted: a signal to one of the processes has cut the evaluation short.
     """
     task = task or find_task(cfg)
+    settle_kernels(model)
     training = model.training
     results: OrderedDict[str, Any] = OrderedDict()
     with isolated_randomness():

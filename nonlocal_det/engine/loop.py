@@ -32,6 +32,7 @@ from nonlocal_det.engine.step import TrainingStep
 from nonlocal_det.engine.task import Task, find_task
 from nonlocal_det.engine.validation import ValidationLoss
 from nonlocal_det.errors import InputError, Preempted
+from nonlocal_det.layers.kernels import settle_kernels
 from nonlocal_det.modeling.build import build_model
 from nonlocal_det.modeling.checks import check_loaded
 
@@ -107,6 +108,7 @@ class Trainer(TrainerBase):
 
         model = build_model(cfg)
         logger.info("Model:\n%s", model)
+        settle_kernels(model, *([torch.float16] if cfg.SOLVER.AMP.ENABLED else []))
         self.optimizer = build_optimizer(cfg, model)
         # SEED -1 draws one, which checkpoints keep.
         seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
