@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from detectron2.engine import HookBase
 from detectron2.utils import comm
@@ -14,9 +14,6 @@ from detectron2.utils import comm
 from nonlocal_det.data.loader import TrainLoader
 from nonlocal_det.data.random_states import random_states, set_random_states
 from nonlocal_det.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from nonlocal_det.engine.loop import Trainer
 
 __all__ = ["RunState"]
 
@@ -37,11 +34,11 @@ class RunState:
     workers.
 
     Args:
-        trainer: the run.
+        trainer: the run, a :class:`nonlocal_det.engine.loop.Trainer`.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer: Trainer = weakref.proxy(trainer)
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = weakref.proxy(trainer)
         self._gathered: list[dict[str, Any]] = []  # random states of all processes, while one saves
         self._resumed: dict[str, Any] | None = None  # those of this process, until training starts
 

@@ -49,7 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     from nonlocal_det.engine.launch.processes import launch_processes
     from nonlocal_det.engine.preemption import StopRequest
     from nonlocal_det.engine.task import check_run, find_task
-    from nonlocal_det.errors import Preempted
 
     # Here already, so that a mistake is found before any process starts; where torchrun or Slurm has started
     # them, the first one finds it, and says it once.
@@ -67,9 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop = StopRequest()
     try:
         launch_processes(run, *where, args=(args, stop), stop=stop)
-    except Preempted as stopped:
-        print(stopped, file=sys.stderr)
-        return ExitCode.STOPPED
     except ProcessException as ended:
         # Its traceback stands before all else that was printed because of it.
         text = str(ended).strip().splitlines()[-1]
