@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from nonlocal_det.files import whole_file
 
 __all__ = ["draw_curves", "draw_distance"]
 
+#: Objects in one range of distances, as a probe has counted them, and a figure of theirs.
+Row = Mapping[str, Any]
+FigureOf = Callable[[Row], float | None]
 # Told apart by colour-blind readers, too.
 _COLORS = ("0.35", "#e69f00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
 _DASHES = ("-", "--", ":")
@@ -115,13 +119,13 @@ def draw_distance(
     return True
 
 
-def _percent_right(row: Mapping[str, Any]) -> float | None:
+def _percent_right(row: Row) -> float | None:
     return 100 * row["right"] / row["found"] if row["found"] else None
 
 
 # Key of a probe by distance -> the name of that distance, then panels: their names and figures. There is no
 # chance level for sides: what looks alike to a model it may put in one place, which is not right.
-_DISTANCES: dict[str, tuple[str, dict[str, Callable[[Mapping[str, Any]], float | None]]]] = {
+_DISTANCES: dict[str, tuple[str, dict[str, FigureOf]]] = {
     "distance": (
         "distance to the disc (pixels)",
         {"class right (% of the squares found)": _percent_right, "box AP": lambda row: row["AP"]},
@@ -130,11 +134,7 @@ _DISTANCES: dict[str, tuple[str, dict[str, Callable[[Mapping[str, Any]], float |
 }
 
 
-def _spread(
-    runs: Sequence[Sequence[Mapping[str, Any]]],
-    low: float,
-    figure_of: Callable[[Mapping[str, Any]], float | None],
-) -> tuple[float, float, float]:
+def _spread(runs: Sequence[Sequence[Row]], low: float, figure_of: FigureOf) -> tuple[float, float, float]:
     """Return the lowest, the mean and the highest figure of the runs in the range that starts at ``low``."""
     values = [figure_of(row) for run in runs for row in run if row["low"] == low]
     found = [value for value in values if value is not None]
@@ -143,11 +143,8 @@ def _spread(
 
 def _styles(labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return a line style for each arm, by its place."""
-    count = len(_COLORS)
-    return {
-        name: {"color": _COLORS[place % count], "linestyle": _DASHES[place // count % len(_DASHES)]}
-        for place, name in enumerate(labels)
-    }
+    styles = [{"color": color, "linestyle": dash} for dash in _DASHES for color in _COLORS]
+    return dict(zip(labels, cycle(styles), strict=False))
 
 
 def _legend(axes: Sequence[Any], place: str) -> None:

@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nonlocal_det.errors import ArmError, ConfigError, ExitCode, Preempted, UsageError, counted, one_line
-from nonlocal_det.experiments.arms import COMPARISONS, RESULTS, custom_arm, named_arms, parse_seeds
+from nonlocal_det.experiments.arms import COMPARISONS, RESULTS, Arm, custom_arm, named_arms, parse_seeds
 from nonlocal_det.files import write_whole
 from nonlocal_det.tools.command import add_opts, command, make_parser, parse, positive
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-    from nonlocal_det.experiments.arms import Arm
     from nonlocal_det.experiments.outcomes import Cost
     from nonlocal_det.experiments.runs import Run, RunRecord
     from nonlocal_det.experiments.tables import Report
