@@ -18,7 +18,7 @@ from torch import nn
 from nonlocal_det.checkpoint.index import CheckpointIndex, SavedFile
 from nonlocal_det.checkpoint.load_report import LoadReport, compare, inserted_blocks
 from nonlocal_det.checkpoint.reading import read_checkpoint
-from nonlocal_det.errors import CheckpointError
+from nonlocal_det.errors import CheckpointError, one_line
 from nonlocal_det.files import hash_file, write_whole
 
 __all__ = ["NonLocalCheckpointer", "compile_allow_missing", "find_weights"]
@@ -44,8 +44,7 @@ class NonLocalCheckpointer(DetectionCheckpointer):
     Args:
         model: the model; :class:`DistributedDataParallel` is unwrapped.
         save_dir: folder that checkpoints are saved to and resumed from.
-        allow_missing: regular expression. If it is found in every name that would stop the run, the run goes
-            on. "" allows nothing.
+        allow_missing: regular expression; a run that would stop goes on if it is found in every name.
         save_to_disk: whether this process saves; by default the main process alone.
         keep: how many numbered checkpoints (``model_0004999.pth``) of a run to keep, the newest; None is all.
         checkpointables: other objects with ``state_dict()`` and ``load_state_dict()``.
@@ -81,9 +80,6 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         Args:
             path: the file or URL to load where there is nothing to resume.
             resume: whether to look into ``save_dir``.
-
-        Returns:
-            What the file holds besides.
 
         Raises:
             CheckpointError: as :meth:`load`; and no checkpoint of ``save_dir`` is intact, or one of the
@@ -170,14 +166,7 @@ class NonLocalCheckpointer(DetectionCheckpointer):
             ) from error
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
-        """Make a checkpoint the one to resume from.
-
-        Args:
-            last_filename_basename: its file's name.
-
-        Raises:
-            OSError: it cannot be written down.
-        """
+        """Make a checkpoint the one to resume from, by its file's name."""
         path = os.path.join(self.save_dir, "last_checkpoint")
         write_whole(path, lambda file: file.write(last_filename_basename.encode()))
 
@@ -190,15 +179,12 @@ class NonLocalCheckpointer(DetectionCheckpointer):
             os.remove(os.path.join(self.save_dir, name))
 
     def load(self, path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load a weight file into the model, and the checkpointables that it holds.
+        """Load a weight file into the model, and the checkpointables that it holds; return what is left.
 
         Args:
             path: file or URL (``detectron2://...`` included); "" loads nothing.
             args: passed on.
             kwargs: passed on; ``checkpointables=[]`` loads the weights alone.
-
-        Returns:
-            What the file holds besides.
 
         Raises:
             CheckpointError: there is no such file, it is no checkpoint, or it does not fit the model.
@@ -291,7 +277,7 @@ def find_weights(path: str) -> str:
         local = PathManager.get_local_path(bare)
     except Exception as error:
         # The handlers raise whatever their transport does.
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(str(error)) or type(error).__name__
         raise CheckpointError(
             f"weights {path}: cannot be fetched ({reason}); download it and set MODEL.WEIGHTS to the file"
         ) from error

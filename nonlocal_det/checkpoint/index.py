@@ -58,25 +58,11 @@ class CheckpointIndex:
             return []
 
     def add(self, file: SavedFile) -> None:
-        """Put a checkpoint at the end of the list.
-
-        Args:
-            file: the checkpoint, which is there.
-
-        Raises:
-            OSError: the list cannot be written.
-        """
+        """Put a checkpoint, which is there, at the end of the list."""
         self._write([*(other for other in self.files() if other.name != file.name), file])
 
     def remove(self, name: str) -> None:
-        """Take a checkpoint off the list, if it is on it.
-
-        Args:
-            name: its file's name.
-
-        Raises:
-            OSError: the list cannot be written.
-        """
+        """Take a checkpoint off the list, by its file's name, if it is on it."""
         files = self.files()
         rest = [file for file in files if file.name != name]
         if len(rest) < len(files):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from nonlocal_det.errors import CheckpointError
+from nonlocal_det.errors import CheckpointError, counted, listed
 from nonlocal_det.layers import NonLocalBlock
 
 __all__ = ["LoadReport", "compare", "inserted_blocks"]
@@ -29,6 +29,7 @@ _STATISTICS = (".running_mean", ".running_var")
 _BLOCK = re.compile(r"^(?P<block>.*?(?:^|\.)(?:non_local|residual)_(?P<place>\d+))\.")
 # What MODEL.NONLOCAL.BLOCK "residual" inserts is of Detectron2's own classes, so its name tells.
 _RESIDUAL_INSERTED = re.compile(r"(^|\.)res[2-5]\.residual_\d+$")
+_Shapes = tuple[tuple[int, ...], tuple[int, ...]]  # in the file, in the model
 _RESIDUAL = re.compile(r"^(?P<block>.*?(?:^|\.)(?P<stage>res[2-5])\.(?P<place>\d+))\.")
 
 NEW_BLOCK = "in inserted blocks, which start as an identity"
@@ -81,7 +82,7 @@ class LoadReport:
             self.unexpected
             or self.allowed
             or self.lost_blocks
-            or any(not _is_usual_leftover(name) for name in self.leftovers)
+            or not all(map(_USUAL_LEFTOVERS.search, self.leftovers))
         )
 
     def __str__(self) -> str:
@@ -92,8 +93,8 @@ class LoadReport:
             for why in sorted(set(names.values())):
                 found = [name for name in names if names[name] == why]
                 lines.append(f"missing, {title}: {len(found)} {why}: {_modules(found)}")
-        usual = [name for name in self.leftovers if _is_usual_leftover(name)]
-        other = [name for name in self.leftovers if not _is_usual_leftover(name)]
+        usual = [name for name in self.leftovers if _USUAL_LEFTOVERS.search(name)]
+        other = [name for name in self.leftovers if name not in usual]
         if usual:
             lines.append(f"in the file, not used, expected: {len(usual)}: {_modules(usual)}")
         if other:
@@ -112,12 +113,12 @@ class LoadReport:
         """
         if self.lost_blocks:
             raise CheckpointError(
-                f"weights {self.path}: {_count(len(self.lost_blocks), 'trained block')} "
-                f"({_first(self.lost_blocks)}) would be dropped in part or whole, which changes the outputs: "
+                f"weights {self.path}: {counted(len(self.lost_blocks), 'trained block')} "
+                f"({listed(self.lost_blocks)}) would be dropped in part or whole, which changes the outputs: "
                 f"set {self._keys_of_lost_blocks()}, or allow it by --allow-missing REGEX"
             )
         if self.unexpected:
-            names = _first((f"{name}: {why}" for name, why in self.unexpected.items()), "; ")
+            names = listed((f"{name}: {why}" for name, why in self.unexpected.items()), between="; ")
             raise CheckpointError(
                 f"weights {self.path}: {len(self.unexpected)} of the model's {self.total} tensors are "
                 f"missing or have another shape ({names}): use weights and config that belong together, or "
@@ -134,16 +135,15 @@ class LoadReport:
     def _keys_of_lost_blocks(self) -> str:
         places: dict[str, list[int]] = {}
         keys: list[str] = []
-        for block, names in self.lost_blocks.items():
-            if not _BLOCK.match(names[0]):
-                continue
+        inserted = {block: found for block in self.lost_blocks if (found := _BLOCK.match(f"{block}."))}
+        for block, found in inserted.items():
             if any(name.startswith(block + ".") for name in [*self.loaded, *self.unexpected]):
                 # The model has the block but not all of its tensors.
                 keys = ["MODEL.NONLOCAL.PAIRWISE and NORM as they were in training"]
                 continue
-            place = int(_BLOCK.match(names[0])["place"])
             stage = re.search(r"(?:^|\.)(res[2-5])\.(?:non_local|residual)_\d+$", block)
-            places.setdefault(stage[1].upper() if stage else "KEYPOINT_HEAD", []).append(place)
+            key = stage[1].upper() if stage else "KEYPOINT_HEAD"
+            places.setdefault(key, []).append(int(found["place"]))
         for key, found in sorted(places.items()):
             # In the head the first block's number says after how many convs each one comes.
             value = str(sorted(found)).replace(" ", "") if key.startswith("RES") else min(found)
@@ -154,7 +154,7 @@ class LoadReport:
             keys.append("MODEL.BACKBONE.NAME build_nonlocal_backbone")
         if "KEYPOINT_HEAD" in places:
             keys.append("MODEL.ROI_KEYPOINT_HEAD.NAME NonLocalKeypointHead")
-        if any(not _BLOCK.match(names[0]) for names in self.lost_blocks.values()):
+        if len(inserted) < len(self.lost_blocks):
             keys.append("MODEL.RESNETS.DEPTH to that of the file's net, which is deeper")
         return ", ".join(keys)
 
@@ -175,7 +175,7 @@ def compare(
     wrong_shapes: Iterable[tuple[str, Sequence[int], Sequence[int]]],
     leftovers: Iterable[str],
 ) -> LoadReport:
-    """Sort every tensor of a model and of a weight file into the groups of a report.
+    """Sort every tensor of a model and of a weight file into the groups of a report; refuse nothing yet.
 
     Args:
         model: the model, not wrapped.
@@ -183,74 +183,83 @@ def compare(
         missing: names of the model that the file lacks.
         wrong_shapes: (name, shape in the file, shape in the model).
         leftovers: names of the file that the model lacks.
-
-    Returns:
-        The report; nothing is refused yet.
     """
     names = list(model.state_dict())
     wrong = {name: (tuple(theirs), tuple(ours)) for name, theirs, ours in wrong_shapes}
-    absent = set(missing)
-    report = LoadReport(path=path, total=len(names))
-    report.loaded = [name for name in names if name not in absent and name not in wrong]
-    loaded = set(report.loaded)
-    leftovers = list(leftovers)
-
-    blocks = {
-        name: [f"{name}.{key}" for key in model.get_submodule(name).state_dict()]
-        for name in inserted_blocks(model)
+    absent, leftovers = set(missing), list(leftovers)
+    report = LoadReport(
+        path, len(names), [name for name in names if name not in absent and name not in wrong]
+    )
+    block_of = {
+        f"{block}.{key}": block
+        for block in inserted_blocks(model)
+        for key in model.get_submodule(block).state_dict()
     }
     # PyTorch itself supplies a counter that is missing, so it does not show whether a block was in the file.
-    report.fresh_blocks = [
-        block
-        for block, inside in blocks.items()
-        if absent.issuperset(name for name in inside if not name.endswith(_COUNTER))
-    ]
-    block_of = {name: block for block, inside in blocks.items() for name in inside}
-    backbone_alone = _is_backbone_alone(model, loaded, wrong)
-    has_statistics = any(name.endswith(_STATISTICS) for name in loaded)
-
+    present = {block_of[name] for name in block_of if name not in absent and not name.endswith(_COUNTER)}
+    report.fresh_blocks = [block for block in dict.fromkeys(block_of.values()) if block not in present]
+    sort = _Sorter(model, report, wrong, leftovers)
     for name in names:
-        if name in loaded:
+        if name in sort.loaded:
             continue
         block = block_of.get(name)
-        sibling = name.rpartition(".")[0] + ".weight"
-        if block in report.fresh_blocks:
-            reason = NEW_BLOCK
-        elif name in wrong:
-            reason = OTHER_COUNT if _follows_count(name, *wrong[name]) else None
-        elif name.endswith(_COUNTER) or (name.endswith(_STATISTICS) and not has_statistics):
-            reason = NO_STATISTICS if sibling in loaded else None
-        elif _follows_count(name) and any(name.endswith("." + leftover) for leftover in leftovers):
-            # Files that are matched by the end of the names keep a tensor of another shape as a leftover.
-            reason = OTHER_COUNT
-        else:
-            reason = None
-        if reason is None and backbone_alone and block is None and not _in_backbone(model, name):
-            reason = NOT_IN_BACKBONE_FILE
-        if reason:
+        if reason := sort.reason(name, block):
             report.expected.setdefault(reason, []).append(name)
         elif name in wrong:
-            theirs, ours = wrong[name]
-            report.unexpected[name] = f"{theirs} in the file, {ours} in the model"
+            report.unexpected[name] = "{} in the file, {} in the model".format(*wrong[name])
         else:
-            report.unexpected[name] = (
-                "not in the file, which has the rest of the block" if block else "not in the file"
-            )
+            rest = ", which has the rest of the block" if block else ""
+            report.unexpected[name] = f"not in the file{rest}"
+    _sort_leftovers(report, names, leftovers)
+    return report
 
+
+class _Sorter:
+    """Tells of the tensors that a model did not get from a file which keep their initial values by right."""
+
+    def __init__(
+        self, model: nn.Module, report: LoadReport, wrong: Mapping[str, _Shapes], leftovers: list[str]
+    ) -> None:
+        self.fresh, self.loaded = set(report.fresh_blocks), set(report.loaded)
+        self.wrong, self.leftovers = wrong, leftovers
+        self.statistics = any(name.endswith(_STATISTICS) for name in self.loaded)
+        self.backbone = _backbone_prefixes(model)
+        # A file that holds a backbone and nothing else.
+        self.alone = bool(self.loaded) and all(
+            name.startswith(self.backbone) for name in [*self.loaded, *wrong]
+        )
+
+    def reason(self, name: str, block: str | None) -> str | None:
+        """Return why a tensor, perhaps of a block, keeps its initial value; None if it should not."""
+        if block in self.fresh:
+            return NEW_BLOCK
+        if name in self.wrong:
+            if _follows_count(name, *self.wrong[name]):
+                return OTHER_COUNT
+        elif name.endswith(_COUNTER) or (name.endswith(_STATISTICS) and not self.statistics):
+            if name.rpartition(".")[0] + ".weight" in self.loaded:
+                return NO_STATISTICS
+        elif _follows_count(name) and any(name.endswith("." + leftover) for leftover in self.leftovers):
+            # Files that are matched by the end of the names keep a tensor of another shape as a leftover.
+            return OTHER_COUNT
+        outside = self.alone and block is None and not name.startswith(self.backbone)
+        return NOT_IN_BACKBONE_FILE if outside else None
+
+
+def _sort_leftovers(report: LoadReport, names: list[str], leftovers: list[str]) -> None:
+    resized = report.expected.get(OTHER_COUNT, ())
     residual = {(found["stage"], found["place"]) for found in map(_RESIDUAL.match, names) if found}
     stages = {stage for stage, _ in residual}
     for name in leftovers:
-        if name.endswith(_COUNTER) or _is_resized_predictor(name, report):
+        if name.endswith(_COUNTER) or any(other.endswith("." + name) for other in resized):
             continue
         found = _BLOCK.match(name)
-        if found is None and (deeper := _RESIDUAL.match(name)):
-            stage, place = deeper["stage"], deeper["place"]
-            found = deeper if stage in stages and (stage, place) not in residual else None
+        if found is None and (deeper := _RESIDUAL.match(name)) and deeper["stage"] in stages:
+            found = deeper if (deeper["stage"], deeper["place"]) not in residual else None
         if found:
             report.lost_blocks.setdefault(found["block"], []).append(name)
         else:
             report.leftovers.append(name)
-    return report
 
 
 def _backbone_prefixes(model: nn.Module) -> tuple[str, ...]:
@@ -259,15 +268,6 @@ def _backbone_prefixes(model: nn.Module) -> tuple[str, ...]:
         return ()
     # FPN keeps the net that ImageNet trains as bottom_up; the res5 of a C4 model is in its RoI heads.
     return ("backbone.bottom_up." if hasattr(backbone, "bottom_up") else "backbone.", "roi_heads.res5.")
-
-
-def _in_backbone(model: nn.Module, name: str) -> bool:
-    return name.startswith(_backbone_prefixes(model))
-
-
-def _is_backbone_alone(model: nn.Module, loaded: set[str], wrong: Mapping[str, object]) -> bool:
-    found = [*loaded, *wrong]
-    return bool(loaded) and all(_in_backbone(model, name) for name in found)
 
 
 def _follows_count(name: str, theirs: Sequence[int] = (), ours: Sequence[int] = ()) -> bool:
@@ -281,15 +281,6 @@ def _follows_count(name: str, theirs: Sequence[int] = (), ours: Sequence[int] = 
     return False
 
 
-def _is_resized_predictor(leftover: str, report: LoadReport) -> bool:
-    resized = report.expected.get(OTHER_COUNT, ())
-    return any(name.endswith("." + leftover) for name in resized)
-
-
-def _is_usual_leftover(name: str) -> bool:
-    return bool(_USUAL_LEFTOVERS.search(name))
-
-
 def _modules(names: Iterable[str]) -> str:
     """Name the modules of some tensors, each once, in order: a block or module instead of its tensors."""
     groups: dict[str, None] = {}
@@ -297,13 +288,3 @@ def _modules(names: Iterable[str]) -> str:
         found = _BLOCK.match(name)
         groups[found["block"] if found else name.rpartition(".")[0] or name] = None
     return ", ".join(groups)
-
-
-def _first(names: Iterable[str], between: str = ", ") -> str:
-    names = list(names)
-    more = len(names) - 3
-    return between.join([*names[:3], *([f"and {more} more"] if more > 0 else [])])
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -121,17 +121,13 @@ def _read_torch(path: Path) -> Any:
 
 def _numpy_stand_ins() -> contextlib.AbstractContextManager[Any]:
     """Let ``torch.load`` read numpy's numbers, kept beside weights, as pickles are read."""
-    if not hasattr(torch.serialization, "safe_globals"):  # PyTorch 2.5
-        return contextlib.nullcontext()
     allowed: list[Any] = [_Array, _Number, _DType]
     for package in ("numpy.core", "numpy._core"):  # before and from numpy 2
         for name, function in _globals().items():
             if name.startswith("numpy."):
                 # PyTorch knows what it may call by the name that it has.
-                function.__module__, _, function.__name__ = name.replace("numpy.core", package).rpartition(
-                    "."
-                )
-                function.__qualname__ = function.__name__
+                module, _, function.__name__ = name.replace("numpy.core", package).rpartition(".")
+                function.__module__, function.__qualname__ = module, function.__name__
                 allowed.append(function)
     return torch.serialization.safe_globals(allowed)
 

@@ -73,8 +73,7 @@ class ConversionReport:
     written: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lines = [f"{self.path}: weights of {self.source}"]
-        lines += self._moved() + self._skipped()
+        lines = [f"{self.path}: weights of {self.source}", *self._moved(), *self._skipped()]
         for reason, names in self.expected.items():
             modules = dict.fromkeys(name.rpartition(".")[0] or name for name in names)
             lines.append(f"  (not in the file) {len(names)} new, {reason}: {', '.join(modules)}")
@@ -86,8 +85,7 @@ class ConversionReport:
         for key, setting in self.settings.items():
             lines.append(f"set: {key} {setting.value!r} (was {setting.before!r}): {setting.why}")
         lines += [f"note: {note}" for note in self.notes]
-        lines += [f"wrote {name}" for name in self.written]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"wrote {name}" for name in self.written)])
 
     def _moved(self) -> list[str]:
         """Return a line for every tensor that got another name, and one for each kind of the rest."""
@@ -104,8 +102,11 @@ class ConversionReport:
         return renamed + [f"  {kind.format(count)}" for kind, count in alike.items()]
 
     def _skipped(self) -> list[str]:
-        counters = Counter(why for name, why in self.skipped.items() if name.endswith(COUNTER))
-        lines = [
-            f"  {name}: not needed: {why}" for name, why in self.skipped.items() if not name.endswith(COUNTER)
-        ]
+        """Return a line for every tensor that was not needed, and one for the counters of each reason."""
+        lines, counters = [], Counter()
+        for name, why in self.skipped.items():
+            if name.endswith(COUNTER):
+                counters[why] += 1
+            else:
+                lines.append(f"  {name}: not needed: {why}")
         return lines + [f"  {count} {COUNTER}: not needed: {why}" for why, count in counters.items()]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import yaml
 from torch import Tensor
 
 from nonlocal_det.errors import CheckpointError
+from nonlocal_det.files import whole_file
 
 __all__ = ["SUFFIXES", "config_text", "write_all"]
 
@@ -20,13 +20,7 @@ SUFFIXES = (".pth", ".safetensors")
 
 
 def config_text(base: Path, values: Mapping[str, Any], title: str) -> str:
-    """Return the YAML of a config that changes another.
-
-    Args:
-        base: the other.
-        values: key -> value.
-        title: first line, as a comment.
-    """
+    """Return the YAML of a config that sets keys of another; the title is a comment in its first line."""
     tree: dict[str, Any] = {"_BASE_": str(base)}
     for key, value in values.items():
         node = tree
@@ -38,7 +32,7 @@ def config_text(base: Path, values: Mapping[str, Any], title: str) -> str:
 
 
 def write_all(path: Path, tensors: Mapping[str, Tensor], author: str, config: str | None) -> list[str]:
-    """Write a checkpoint and its config, each by renaming a finished file.
+    """Write a checkpoint and its config.
 
     Args:
         path: the checkpoint, .pth or .safetensors; the config gets the suffix .yaml.
@@ -48,34 +42,27 @@ def write_all(path: Path, tensors: Mapping[str, Tensor], author: str, config: st
 
     Returns:
         The names of the files.
-
-    Raises:
-        CheckpointError: the package for safetensors is missing.
     """
+    files = [path] if config is None else [path, path.with_suffix(".yaml")]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        partial = {file: stack.enter_context(whole_file(file)) for file in reversed(files)}
+        _save(path, partial[path], tensors, author)
+        if config is not None:
+            partial[files[1]].write_text(config, encoding="utf-8")
+    return [str(file) for file in files]
+
+
+def _save(path: Path, partial: Path, tensors: Mapping[str, Tensor], author: str) -> None:
     # Tensors that share their memory would be written with all of it.
     model = {name: value.contiguous().clone() for name, value in tensors.items()}
-
-    def save(temporary: str) -> None:
-        if path.suffix == ".pth":
-            torch.save({"model": model, "__author__": author}, temporary)
-            return
-        try:
-            from safetensors.torch import save_file
-        except ImportError:
-            raise CheckpointError(
-                f"{path}: writing safetensors needs its package; run pip install safetensors, or write a .pth"
-            ) from None
-        save_file(model, temporary, metadata={"author": author})
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files: dict[Path, Callable[[str], Any]] = {path: save}
-    if config is not None:
-        files[path.with_suffix(".yaml")] = lambda temporary: Path(temporary).write_text(
-            config, encoding="utf-8"
-        )
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        for target, write in files.items():
-            write(os.path.join(folder, target.name))
-        for target in files:
-            os.replace(os.path.join(folder, target.name), target)
-    return [str(target) for target in files]
+    if path.suffix == ".pth":
+        torch.save({"model": model, "__author__": author}, partial)
+        return
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise CheckpointError(
+            f"{path}: writing safetensors needs its package; run pip install safetensors, or write a .pth"
+        ) from None
+    save_file(model, partial, metadata={"author": author})

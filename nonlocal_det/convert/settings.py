@@ -10,17 +10,17 @@ from typing import Any
 
 from detectron2.config import CfgNode
 
-from nonlocal_det.config.keys import STAGES, WRAPPER
+from nonlocal_det.config.keys import WRAPPER
+from nonlocal_det.config.messages import get_value
 from nonlocal_det.convert.conversion_report import Setting
-from nonlocal_det.convert.draft import COUNTER, STATISTICS, Draft, Entry, inside_backbone
+from nonlocal_det.convert.draft import COUNTER, STATISTICS, Draft, inside_backbone
+from nonlocal_det.convert.placement import DEPTHS, config_positions, count_blocks
 from nonlocal_det.detection.config import KEYPOINT_HEAD
 from nonlocal_det.errors import CheckpointError
 from nonlocal_det.modeling.stem import UNPADDED
 
-__all__ = ["check_architecture", "config_places", "decide_settings", "get_value", "place_named"]
+__all__ = ["BATCH_NORMS", "check_architecture", "decide_settings"]
 
-# Residual blocks of res2 to res5 by depth; the first two have blocks of two convs.
-DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 # Norms of one family have the same tensors and, in evaluation, do the same.
 BATCH_NORMS = ("BN", "SyncBN", "naiveSyncBN")
 RESNET_BATCH_NORMS = ("FrozenBN", *BATCH_NORMS, "nnSyncBN", "naiveSyncBN_N")
@@ -47,15 +47,12 @@ def check_architecture(cfg: CfgNode, draft: Draft) -> None:
 def decide_settings(
     cfg: CfgNode, draft: Draft, *, unpadded_pool: bool
 ) -> tuple[dict[str, Setting], list[str]]:
-    """Find what the weights assume and the config does not say.
+    """Return the settings that the weights assume and the config lacks, and notes on what they leave open.
 
     Args:
         cfg: the config.
         draft: the weights; every block has its place.
         unpadded_pool: whether the stem is to get a max pool without padding.
-
-    Returns:
-        Config key -> setting, and notes on what the weights leave open.
 
     Raises:
         CheckpointError: the blocks differ in their options, the stem cannot be changed, or neither the
@@ -63,8 +60,8 @@ def decide_settings(
     """
     chosen = _Choices(cfg)
     _set_pixels(chosen, cfg, draft)
-    if draft.stride_in_1x1 is not None:
-        chosen.set("MODEL.RESNETS.STRIDE_IN_1X1", draft.stride_in_1x1, "where the net has its strides")
+    if draft.net.stride_in_1x1 is not None:
+        chosen.set("MODEL.RESNETS.STRIDE_IN_1X1", draft.net.stride_in_1x1, "where the net has its strides")
     elif "res3.0.conv3.weight" in inside_backbone(draft):
         chosen.notes.append(
             "the file does not say where the net has its strides, nor whether its stem's max pool is padded; "
@@ -78,36 +75,6 @@ def decide_settings(
     return chosen.settings, chosen.notes
 
 
-def place_named(place: str, cfg: CfgNode, draft: Draft) -> str:
-    """Return our name of a block from "res4.5", "res4.-1" or "keypoint_head.2".
-
-    Raises:
-        CheckpointError: it is none of these.
-    """
-    match = re.fullmatch(r"(res[2-5]|keypoint_head)\.(-?\d+)", place)
-    if match is None:
-        raise CheckpointError(
-            f"{place!r} is no place for a block; write one such as res4.5 (before block 5 of res4), res4.-1 "
-            "or keypoint_head.2 (after its second conv)"
-        )
-    position = int(match[2])
-    if position < 0 and match[1] != "keypoint_head":
-        position += _count(match[1], cfg, draft)
-    return f"{match[1]}.non_local_{position}"
-
-
-def config_places(cfg: CfgNode, draft: Draft) -> list[str]:
-    """Return our names of the blocks that a config asks for, in the order in which they run."""
-    places = []
-    for stage, positions in _config_positions(cfg, draft).items():
-        places += [f"{stage}.non_local_{position}" for position in sorted(positions)]
-    every = cfg.MODEL.NONLOCAL.KEYPOINT_HEAD if cfg.MODEL.KEYPOINT_ON else 0
-    convs = len(cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS)
-    return places + [
-        f"keypoint_head.non_local_{k}" for k in range(every, convs + 1, every or convs + 1) if every
-    ]
-
-
 class _Choices:
     """Collects settings that differ from a config."""
 
@@ -118,8 +85,7 @@ class _Choices:
 
     def set(self, key: str, value: Any, why: str) -> None:
         before = get_value(self.cfg, key)
-        same = list(before) == value if isinstance(value, list) else before == value
-        if same:
+        if value == (list(before) if isinstance(value, list) else before):
             self.settings.pop(key, None)
         else:
             self.settings[key] = Setting(before, value, why)
@@ -135,7 +101,7 @@ class _Choices:
             self.set(key, allowed[0], why)
             return allowed[0]
         if before not in allowed:
-            values = " or ".join(repr(value) for value in allowed)
+            values = " or ".join(map(repr, allowed))
             raise CheckpointError(
                 f"{key} is {before!r}, and the weights are of {values}, which they do not tell apart; "
                 f"say which, such as --opts {key} {allowed[0]}"
@@ -146,7 +112,7 @@ class _Choices:
 
 
 def _set_pixels(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
-    pixels = draft.pixels
+    pixels = draft.net.pixels
     if pixels is None:
         if draft.entries:
             chosen.notes.append(
@@ -155,15 +121,16 @@ def _set_pixels(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
                 f"standard deviation {list(cfg.MODEL.PIXEL_STD)}"
             )
         return
-    channels = len(cfg.MODEL.PIXEL_MEAN)
-    for key, values in (("pixel_mean", pixels.mean), ("pixel_std", pixels.std)):
-        if values is not None and len(values) != channels:
+    order, channels = pixels.order, len(cfg.MODEL.PIXEL_MEAN)
+    found = {"pixel_mean": pixels.mean, "pixel_std": pixels.std}
+    found = {key: list(values) for key, values in found.items() if values is not None}
+    for key, values in found.items():
+        if len(values) != channels:
             raise CheckpointError(
                 f"{key} has {len(values)} channels and the config's MODEL.PIXEL_MEAN {channels}; take the "
                 "config that they belong to"
             )
     why = "the pixels that the net was trained with"
-    order = pixels.order
     if not order:
         order = cfg.INPUT.FORMAT
         if pixels.mean and not _close(pixels.mean, cfg.MODEL.PIXEL_MEAN):
@@ -175,14 +142,13 @@ def _set_pixels(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
                     f"the config's {order} is kept"
                 )
     chosen.set("INPUT.FORMAT", order, why)
-    for key, values in (("MODEL.PIXEL_MEAN", pixels.mean), ("MODEL.PIXEL_STD", pixels.std)):
-        if values is not None and not _close(values, get_value(cfg, key)):
-            chosen.set(key, list(values), why)
-    same = "not as the config says" if chosen.settings else "as the config says"
-    mean, std = pixels.mean or cfg.MODEL.PIXEL_MEAN, pixels.std or cfg.MODEL.PIXEL_STD
+    for key, values in found.items():
+        if not _close(values, cfg.MODEL[key.upper()]):
+            chosen.set(f"MODEL.{key.upper()}", values, why)
+    mean, std = (list(found.get(key, cfg.MODEL[key.upper()])) for key in ("pixel_mean", "pixel_std"))
     chosen.notes.append(
-        f"the net was trained with {order} pixels of mean {list(mean)} and standard deviation {list(std)}, "
-        f"{same}"
+        f"the net was trained with {order} pixels of mean {mean} and standard deviation {std}, "
+        f"{'not ' if chosen.settings else ''}as the config says"
     )
 
 
@@ -197,7 +163,7 @@ def _set_norm(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
     before = get_value(cfg, key)
     norms = [name for name in inside_backbone(draft).values() if ".norm." in name]
     statistics = [name for name in norms if name.endswith((*STATISTICS, COUNTER))]
-    kind = draft.norm or ("BN" if statistics else "GN" if norms else "")
+    kind = draft.net.norm or ("BN" if statistics else "GN" if norms else "")
     if not norms or not kind:
         return
     if kind == "BN":
@@ -208,7 +174,7 @@ def _set_norm(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
                 f"{key} is {before}, and the weights are of frozen norms, whose statistics are in their "
                 "factors: the net is the same until it is trained; FrozenBN keeps them frozen"
             )
-    elif draft.norm == "GN":
+    elif draft.net.norm == "GN":
         chosen.set(key, "GN", "the net has group norms")
     elif before in RESNET_BATCH_NORMS:
         raise CheckpointError(
@@ -242,7 +208,7 @@ def _set_placement(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
         chosen.set("MODEL.ROI_KEYPOINT_HEAD.NAME", KEYPOINT_HEAD, why)
     if not found:
         return
-    for stage, positions in _config_positions(cfg, draft).items():
+    for stage, positions in config_positions(cfg, draft).items():
         if sorted(positions) != sorted(found.get(stage, [])):
             chosen.set(f"MODEL.NONLOCAL.{stage.upper()}", sorted(found.get(stage, [])), why)
     if cfg.MODEL.BACKBONE.NAME != WRAPPER:
@@ -253,10 +219,7 @@ def _set_placement(chosen: _Choices, cfg: CfgNode, draft: Draft) -> None:
 def _set_block_options(chosen: _Choices, draft: Draft) -> None:
     if not draft.blocks:
         return
-    kinds = {
-        prefix: _block_options(prefix, parts, draft.block_norms.get(prefix))
-        for prefix, parts in draft.blocks.items()
-    }
+    kinds = {prefix: _block_options(prefix, draft) for prefix in draft.blocks}
     first, options = next(iter(kinds.items()))
     for prefix, other in kinds.items():
         if other != options:
@@ -269,22 +232,20 @@ def _set_block_options(chosen: _Choices, draft: Draft) -> None:
     chosen.set("MODEL.NONLOCAL.BLOCK", "non_local", why)
     pairwise = chosen.choose("MODEL.NONLOCAL.PAIRWISE", pairwise, why)
     if norms == BATCH_NORMS:  # which of them makes no difference to the weights
-        norms = (
-            tuple(name for name in norms if name == get_value(chosen.cfg, "MODEL.NONLOCAL.NORM")) or norms[:1]
-        )
+        norm = chosen.cfg.MODEL.NONLOCAL.NORM
+        norms = (norm if norm in norms else norms[0],)
     chosen.choose("MODEL.NONLOCAL.NORM", norms, why)
     chosen.set("MODEL.NONLOCAL.REDUCTION", reduction, why)
-    if len(draft.pool) == 2 and set(draft.pool) == {"embedding", "none"}:
+    if set(draft.pool) == {"embedding", "none"}:
         raise CheckpointError("some blocks of the file pool and some do not; ours are all alike")
     chosen.choose("MODEL.NONLOCAL.POOL", draft.pool, "what the source's blocks pool")
-    if pairwise in draft.scale:
-        chosen.choose("MODEL.NONLOCAL.SCALE", draft.scale[pairwise], "whether the source's blocks scale")
+    if scale := draft.source.scale.get(pairwise):
+        chosen.choose("MODEL.NONLOCAL.SCALE", scale, "whether the source's blocks scale")
 
 
-def _block_options(
-    prefix: str, parts: dict[str, Entry], norm: str | None
-) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+def _block_options(prefix: str, draft: Draft) -> tuple[tuple[str, ...], tuple[str, ...], int]:
     """Return the possible PAIRWISE and NORM of a block, and its REDUCTION."""
+    parts, norm = draft.blocks[prefix], draft.block_norms.get(prefix)
     if "w_f.weight" in parts:
         pairwise: tuple[str, ...] = ("concatenation",)
     elif any(part.startswith(("theta.", "phi.")) for part in parts):
@@ -313,17 +274,17 @@ def _set_stem(chosen: _Choices, cfg: CfgNode, draft: Draft, unpadded_pool: bool)
     inner, name = _backbone_name(cfg)
     if "MODEL.BACKBONE.NAME" in chosen.settings:
         inner = "MODEL.NONLOCAL.BACKBONE"  # the wrapper takes its name
-    if unpadded_pool and draft.unpadded_pool is False:
+    if unpadded_pool and draft.net.unpadded_pool is False:
         raise CheckpointError(
             "--unpadded-pool: the stem of these weights pads its max pool; leave the flag out"
         )
     if name in UNPADDED.values():
-        if draft.unpadded_pool is False:
+        if draft.net.unpadded_pool is False:
             padded = next(padded for padded, unpadded in UNPADDED.items() if unpadded == name)
             chosen.set(inner, padded, "the stem of these weights pads its max pool")
         return
     if not unpadded_pool:
-        if draft.unpadded_pool:
+        if draft.net.unpadded_pool:
             chosen.notes.append(
                 "the max pool of their stem has no padding where Detectron2's has 1, so features lie a pixel "
                 "off; --unpadded-pool makes a config whose stem is theirs"
@@ -342,12 +303,11 @@ def _architecture(draft: Draft) -> dict[str, Any]:
     def shape(name: str) -> Sequence[int] | None:
         entry = draft.entries.get(names.get(name, ""))
         # Other shapes are found where all are compared.
-        return (
-            None if entry is None or entry.value.dim() != 4 or not entry.value.numel() else entry.value.shape
-        )
+        is_conv = entry is not None and entry.value.dim() in (4, 5) and entry.value.numel()
+        return entry.value.shape if is_conv else None
 
     names = inside_backbone(draft)
-    counts = tuple(_counted(draft, f"res{stage}") for stage in range(2, 6))
+    counts = tuple(count_blocks(draft, f"res{stage}") for stage in range(2, 6))
     found: dict[str, Any] = {}
     if stem := shape("stem.conv1.weight"):
         found["MODEL.RESNETS.STEM_OUT_CHANNELS"] = stem[0]
@@ -364,31 +324,3 @@ def _architecture(draft: Draft) -> dict[str, Any]:
         found["MODEL.RESNETS.NUM_GROUPS"] = groups = middle[0] // middle[1]
         found["MODEL.RESNETS.WIDTH_PER_GROUP"] = middle[0] // groups
     return found
-
-
-def _counted(draft: Draft, stage: str) -> int:
-    matches = (re.search(rf"(?:^|\.){stage}\.(\d+)\.", name) for name in draft.entries)
-    return 1 + max((int(match[1]) for match in matches if match), default=-1)
-
-
-def _count(stage: str, cfg: CfgNode, draft: Draft) -> int:
-    return _counted(draft, stage) or DEPTHS[cfg.MODEL.RESNETS.DEPTH][int(stage[3]) - 2]
-
-
-def _config_positions(cfg: CfgNode, draft: Draft) -> dict[str, list[int]]:
-    """Return stage -> positions of the config, counted from 0."""
-    found = {}
-    for key in STAGES:
-        stage = key.lower()
-        count = _count(stage, cfg, draft)
-        found[stage] = [
-            position % count if position < 0 else position for position in cfg.MODEL.NONLOCAL[key]
-        ]
-    return found
-
-
-def get_value(cfg: CfgNode, key: str) -> Any:
-    """Return the value of a key such as "MODEL.NONLOCAL.POOL"."""
-    for part in key.split("."):
-        cfg = cfg[part]
-    return cfg

@@ -18,6 +18,30 @@ from nonlocal_det.tools.command import command, parse
 
 __all__ = ["main"]
 
+# (flag, what it takes, help); a flag that takes nothing is a switch.
+_FLAGS = (
+    ("--base", "FILE", "weights that give what IN lacks, such as the backbone's"),
+    ("--skip", "REGEX", "leave out tensors of IN in whose names REGEX is found"),
+    (
+        "--allow-missing",
+        "REGEX",
+        "go on although tensors of the model are missing, if REGEX is found in the name of each",
+    ),
+    ("--blocks-only", None, "take the non-local blocks of IN alone"),
+    (
+        "--unpadded-pool",
+        None,
+        "write a config whose stem does not pad its max pool, as the authors' and Caffe's nets",
+    ),
+    (
+        "--allow-moved",
+        None,
+        "put mmdetection's blocks, which work inside a residual branch, after the residual block",
+    ),
+    ("--strip-trained", None, "with --to detectron2, leave out blocks that do something"),
+    ("--overwrite", None, "replace OUT and its config"),
+)
+
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
@@ -29,34 +53,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     Returns:
         The exit code: 0, or 2 for wrong input.
     """
-    args = parse(_parser(), argv)
+    options = vars(parse(_parser(), argv))
+    paths = (options.pop("input"), options.pop("output"), options.pop("config_file"), options.pop("opts"))
     places = {}
-    for place in args.place:
+    for place in options.pop("place"):
         prefix, equals, where = place.rpartition("=")
         if not equals:
             raise UsageError(f"--place {place}: write PREFIX=PLACE, such as model.nl_1=res4.5")
         places[prefix] = where
 
-    from nonlocal_det.convert import convert_checkpoint
+    from nonlocal_det.convert.conversion import convert_checkpoint
 
-    report = convert_checkpoint(
-        args.input,
-        args.output,
-        args.config_file,
-        args.opts,
-        source=args.source,
-        target=args.target,
-        places=places,
-        base=args.base,
-        skip=args.skip,
-        blocks_only=args.blocks_only,
-        allow_missing=args.allow_missing,
-        unpadded_pool=args.unpadded_pool,
-        allow_moved=args.allow_moved,
-        strip_trained=args.strip_trained,
-        overwrite=args.overwrite,
-    )
-    print(report)
+    print(convert_checkpoint(*paths, places=places, **options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,71 +73,27 @@ def _parser() -> argparse.ArgumentParser:
         description="Convert a weight file for a config's model. Says where every tensor went, and writes "
         "the config that goes with the weights beside them, with the suffix .yaml.",
     )
-    parser.add_argument(
-        "input", metavar="IN", help="a .pth, .pkl, .safetensors or .onnx file; nothing in it is run"
+    add = parser.add_argument
+    add("input", metavar="IN", help="a .pth, .pkl, .safetensors or .onnx file; nothing in it is run")
+    add("output", metavar="OUT", help="a .pth or .safetensors file")
+    add("--config-file", required=True, metavar="FILE", help="config of the model that gets the weights")
+    sources = (
+        "auto (default), authors, caffe2 (MSRA's ImageNet backbones), detectron2, mmaction2, "
+        "mmdetection (and mmcv's blocks), nonlocal_pytorch, onnx, slowfast or torchvision"
     )
-    parser.add_argument("output", metavar="OUT", help="a .pth or .safetensors file")
-    parser.add_argument(
-        "--config-file", required=True, metavar="FILE", help="config of the model that gets the weights"
-    )
-    parser.add_argument(
-        "--from",
-        dest="source",
-        default="auto",
-        metavar="SOURCE",
-        help="auto (default), authors, caffe2 (MSRA's ImageNet backbones), detectron2, mmaction2, "
-        "mmdetection (and mmcv's blocks), nonlocal_pytorch, onnx, slowfast or torchvision",
-    )
-    parser.add_argument(
-        "--to",
-        dest="target",
-        default="nonlocal_det",
-        choices=("nonlocal_det", "detectron2", "mmcv"),
-        help="detectron2: a baseline without blocks; mmcv: the blocks alone, with the names of NonLocal2d",
-    )
-    parser.add_argument(
-        "--place",
-        action="append",
-        default=[],
-        metavar="PREFIX=PLACE",
-        help="where a block goes whose name does not say it: res4.5 is before block 5 of res4",
-    )
-    parser.add_argument(
-        "--base", metavar="FILE", help="weights that give what IN lacks, such as the backbone's"
-    )
-    parser.add_argument(
-        "--skip", default="", metavar="REGEX", help="leave out tensors of IN in whose names REGEX is found"
-    )
-    parser.add_argument(
-        "--allow-missing",
-        default="",
-        metavar="REGEX",
-        help="go on although tensors of the model are missing, if REGEX is found in the name of each",
-    )
-    parser.add_argument("--blocks-only", action="store_true", help="take the non-local blocks of IN alone")
-    parser.add_argument(
-        "--unpadded-pool",
-        action="store_true",
-        help="write a config whose stem does not pad its max pool, as the authors' and Caffe's nets",
-    )
-    parser.add_argument(
-        "--allow-moved",
-        action="store_true",
-        help="put mmdetection's blocks, which work inside a residual branch, after the residual block",
-    )
-    parser.add_argument(
-        "--strip-trained",
-        action="store_true",
-        help="with --to detectron2, leave out blocks that do something",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT and its config")
-    parser.add_argument(
-        "--opts",
-        nargs=argparse.REMAINDER,
-        default=[],
-        metavar="KEY VALUE",
-        help="overrides of the config; last",
-    )
+    add("--from", dest="source", default="auto", metavar="SOURCE", help=sources)
+    targets = "detectron2: a baseline without blocks; mmcv: the blocks alone, with the names of NonLocal2d"
+    choices = ("nonlocal_det", "detectron2", "mmcv")
+    add("--to", dest="target", default="nonlocal_det", choices=choices, help=targets)
+    place = "where a block goes whose name does not say it: res4.5 is before block 5 of res4"
+    add("--place", action="append", default=[], metavar="PREFIX=PLACE", help=place)
+    for flag, takes, what in _FLAGS:
+        if takes:
+            add(flag, default="", metavar=takes, help=what)
+        else:
+            add(flag, action="store_true", help=what)
+    overrides = "overrides of the config; last"
+    add("--opts", nargs=argparse.REMAINDER, default=[], metavar="KEY VALUE", help=overrides)
     return parser
 
 

@@ -220,7 +220,7 @@ class Predictor:
     """
 
     def __init__(self, cfg: CfgNode) -> None:
-        from nonlocal_det.checkpoint import NonLocalCheckpointer
+        from nonlocal_det.checkpoint.checkpointer import NonLocalCheckpointer
         from nonlocal_det.modeling.build import build_model
 
         self.cfg = cfg

@@ -11,7 +11,7 @@ pytest.importorskip("detectron2")
 from detectron2.modeling import build_model
 
 from nonlocal_det import get_config
-from nonlocal_det.checkpoint import NonLocalCheckpointer
+from nonlocal_det.checkpoint.checkpointer import NonLocalCheckpointer
 from nonlocal_det.errors import CheckpointError
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x"

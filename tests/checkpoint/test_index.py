@@ -10,7 +10,7 @@ from torch import nn
 
 pytest.importorskip("detectron2")
 
-from nonlocal_det.checkpoint import NonLocalCheckpointer
+from nonlocal_det.checkpoint.checkpointer import NonLocalCheckpointer
 from nonlocal_det.checkpoint.index import CheckpointIndex, SavedFile
 from nonlocal_det.errors import CheckpointError
 from nonlocal_det.files import hash_file

@@ -9,7 +9,7 @@ from small_model import R50_NL, SMALL
 
 from nonlocal_det import get_config
 from nonlocal_det.checkpoint.reading import read_checkpoint
-from nonlocal_det.convert import convert_checkpoint
+from nonlocal_det.convert.conversion import convert_checkpoint
 
 
 @pytest.fixture

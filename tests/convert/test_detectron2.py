@@ -10,7 +10,7 @@ from small_model import R50, R50_NL, SMALL
 from source_nets import TORCHVISION, convolve, images, non_local, normalise, outputs, random_tensor
 
 from nonlocal_det import get_config
-from nonlocal_det.checkpoint import NonLocalCheckpointer
+from nonlocal_det.checkpoint.checkpointer import NonLocalCheckpointer
 from nonlocal_det.errors import CheckpointError
 from nonlocal_det.layers import NonLocalBlock
 

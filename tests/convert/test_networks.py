@@ -454,7 +454,7 @@ def test_resnext_and_group_norm_of_the_zoo():
         names["res2_0_branch2b_w"] = torch.ones(8, 8 // groups, 3, 3)
         names |= {f"res4_{i}_branch2a_w": torch.ones(1) for i in range(blocks)}
         draft = read_draft(CAFFE2, names, {})
-        return draft.stride_in_1x1, draft.pixels.std
+        return draft.net.stride_in_1x1, draft.net.pixels.std
 
     assert settings(23, 1, "bn") == (True, (1, 1, 1))
     assert settings(23, 4, "bn") == (False, (57.375, 57.12, 58.395))

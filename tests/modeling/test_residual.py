@@ -7,7 +7,7 @@ from detectron2.modeling.backbone.resnet import BasicBlock, BottleneckBlock
 from detectron2.utils.events import EventStorage
 
 from nonlocal_det import ConfigError
-from nonlocal_det.checkpoint import NonLocalCheckpointer
+from nonlocal_det.checkpoint.checkpointer import NonLocalCheckpointer
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x"
 RESIDUAL = ["MODEL.NONLOCAL.BLOCK", "residual"]

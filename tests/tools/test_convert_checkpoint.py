@@ -12,7 +12,7 @@ import yaml
 from nonlocal_det import get_config
 from nonlocal_det.checkpoint.reading import read_checkpoint
 from nonlocal_det.config.loading import CONFIG_ROOT
-from nonlocal_det.convert import SOURCES
+from nonlocal_det.convert.sources import SOURCES
 from nonlocal_det.tools.convert_checkpoint import main
 
 CONFIG = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"

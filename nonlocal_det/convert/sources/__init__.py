@@ -14,18 +14,6 @@ from nonlocal_det.convert.sources.torchvision_resnet import TORCHVISION
 
 __all__ = ["SOURCES"]
 
-#: By the value of ``--from``. ``auto`` takes the first that knows a file, so the more particular is first.
-SOURCES = {
-    source.name: source
-    for source in (
-        AUTHORS,
-        CAFFE2,
-        MMACTION2,
-        MMDETECTION,
-        SLOWFAST,
-        NONLOCAL_PYTORCH,
-        TORCHVISION,
-        DETECTRON2,
-        ONNX,
-    )
-}
+_NETS = (AUTHORS, CAFFE2, MMACTION2, MMDETECTION, SLOWFAST, NONLOCAL_PYTORCH, TORCHVISION, DETECTRON2)
+#: By the value of ``--from``, in the order of ``FINGERPRINTS``.
+SOURCES = {source.name: source for source in (*_NETS, ONNX)}

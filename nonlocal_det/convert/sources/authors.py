@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nonlocal_det.convert.draft import KINETICS_PIXELS, Draft, Source
-from nonlocal_det.convert.sources.caffe2 import TRAINING_STATE, rename
+from nonlocal_det.convert.draft import KINETICS_PIXELS, Draft, Net, Prepared, Source, fill_biases
+from nonlocal_det.convert.sources.caffe2 import TRAINING_STATE, fill_statistics, rename
 
 
-def _prepare(
-    tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _prepare(tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft) -> Prepared:
     renamed, origins = rename(tensors)
     if any(name.endswith(".running_var") for name in renamed):
         # Blocks may be without norms there, so it is no fault, but it is rare.
@@ -23,10 +21,13 @@ def _prepare(
     return renamed, origins
 
 
+def _finish(draft: Draft) -> None:
+    fill_biases(draft)
+    fill_statistics(draft)
+
+
 AUTHORS = Source(
     name="authors",
-    title="the authors' Caffe2 nets",
-    marks=(r"^conv1_w$", r"^res2_0_branch2a_w$", r"^nonlocal_conv\d_\d+_theta_w$|_bn_riv$"),
     rules={r".*": "{0}"},
     modules={"theta": "theta", "phi": "phi", "g": "g", "out": "w_z", "norm": "w_z.norm"},
     places={r"nonlocal\.conv(?P<stage>[2-5])\.(?P<after>\d+)": "res{stage}.non_local_{place}"},
@@ -34,10 +35,7 @@ AUTHORS = Source(
     pool=("input", "none"),
     scale={"embedded_gaussian": (True, False)},
     block_norms={"norm": "BN"},
-    affine_norms=True,
-    norm="BN",
-    pixels=KINETICS_PIXELS,
-    stride_in_1x1=False,
-    unpadded_pool=True,
+    net=Net(KINETICS_PIXELS, stride_in_1x1=False, unpadded_pool=True, norm="BN"),
     prepare=_prepare,
+    finish=_finish,
 )

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Draft, Pixels, Source
+from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Draft, Pixels, Prepared, Source
 from nonlocal_det.errors import CheckpointError
 
 
-def _prepare(
-    tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _prepare(tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft) -> Prepared:
     if rest.get("__author__") == "torchvision":
-        draft.pixels, draft.stride_in_1x1 = TORCHVISION_PIXELS, False
+        draft.know(pixels=TORCHVISION_PIXELS, stride_in_1x1=False)
     pixels = {}
     for key in ("mean", "std"):
         if (name := f"pixel_{key}") in tensors:
@@ -24,15 +22,12 @@ def _prepare(
     if any(value <= 0 for value in pixels.get("std", ())):
         raise CheckpointError(f"pixel_std is {list(pixels['std'])}; pixels are divided by it")
     if pixels:
-        known = draft.pixels or Pixels("", None, None)
-        draft.pixels = replace(known, **pixels)
+        draft.know(pixels=replace(draft.net.pixels or Pixels("", None, None), **pixels))
     return tensors, {name: name for name in tensors}
 
 
 DETECTRON2 = Source(
     name="detectron2",
-    title="Detectron2",
-    marks=(r"(^|\.)res[2-5]\.\d+\.conv1\.weight$|(^|\.)(res[2-5]|keypoint_head)\.non_local_\d+\.g\.weight$",),
     rules={r".*": "{0}"},
     modules={name: name for name in ("theta", "phi", "g", "w_z", "w_z.norm", "w_f")},
     places={
@@ -45,6 +40,6 @@ DETECTRON2 = Source(
     },
     pool=("input", "embedding", "none"),
     scale={"embedded_gaussian": (True, False), "gaussian": (True, False)},
-    bias_free=False,
     prepare=_prepare,
+    finish=lambda draft: None,  # ours always have biases
 )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Source
-from nonlocal_det.convert.sources.mmdetection import MMCV_MODULES, MMCV_NORMS, MMCV_SCALE
+from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Net, Source
+from nonlocal_det.convert.sources.mmdetection import MMCV_MODULES, MMCV_NORMS, MMCV_SCALE, fill_mmcv_biases
 
 _BLOCK = r"(?:backbone\.)?layer(?P<layer>[1-4])\.(?P<i>\d+)\."
 
 MMACTION2 = Source(
     name="mmaction2",
-    title="mmaction2's ResNet3d",
-    marks=(r"(^|\.)layer1\.0\.conv1\.conv\.weight$",),
     rules={
         r"(?:backbone\.)?conv1\.conv\.(?P<leaf>weight|bias)": "stem.conv1.{leaf}",
         r"(?:backbone\.)?conv1\.bn\.(?P<leaf>\w+)": "stem.conv1.norm.{leaf}",
@@ -26,13 +24,14 @@ MMACTION2 = Source(
         )
     },
     skips={r"(cls_head|roi_head)\..*": "the classifier of videos"},
-    pool="by name",
     scale=MMCV_SCALE,
     block_norms=MMCV_NORMS,
-    bias_before_norm=False,
-    norm="BN",
-    pixels=TORCHVISION_PIXELS,
-    stride_in_1x1=False,
-    unpadded_pool=False,
-    net_notes=('the ResNet is taken to be of style "pytorch", as the file does not say',),
+    net=Net(
+        TORCHVISION_PIXELS,
+        stride_in_1x1=False,
+        unpadded_pool=False,
+        norm="BN",
+        notes=('the ResNet is taken to be of style "pytorch", as the file does not say',),
+    ),
+    finish=fill_mmcv_biases,
 )

@@ -6,7 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Draft, Pixels, Source
+from nonlocal_det.convert.draft import (
+    CAFFE_PIXELS,
+    TORCHVISION_PIXELS,
+    Draft,
+    Net,
+    Prepared,
+    Source,
+    fill_bias,
+    fill_biases,
+)
 from nonlocal_det.convert.sources.torchvision_resnet import RESNET_RULES
 from nonlocal_det.errors import CheckpointError
 
@@ -40,12 +49,17 @@ _DETECTOR_RULES = {
     r"roi_head\.mask_head\.upsample" + _WB: "roi_heads.mask_head.deconv.{leaf}",
     r"roi_head\.mask_head\.conv_logits" + _WB: "roi_heads.mask_head.predictor.{leaf}",
 }
-_CAFFE_PIXELS = Pixels("BGR", (103.53, 116.28, 123.675), (1.0, 1.0, 1.0))
 
 
-def _prepare(
-    tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft
-) -> tuple[dict[str, Any], dict[str, str]]:
+def fill_mmcv_biases(draft: Draft) -> None:
+    """Give mmcv's convs biases where they have none: all alike, and conv_out before a norm."""
+    fill_biases(draft)
+    for parts in draft.blocks.values():
+        if {"w_z.weight", "w_z.norm.weight"} <= parts.keys() and "w_z.bias" not in parts:
+            fill_bias(parts, "w_z")
+
+
+def _prepare(tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft) -> Prepared:
     meta = rest.get("meta")
     meta = meta if isinstance(meta, Mapping) else {}
     config = next((meta[key] for key in ("cfg", "config") if isinstance(meta.get(key), str)), "")
@@ -56,30 +70,32 @@ def _prepare(
         if short in names:
             raise CheckpointError(f"both {names[short]} and {name} are {short} of the backbone")
         names[short] = name
-    draft.pixels = _CAFFE_PIXELS if caffe else TORCHVISION_PIXELS
-    draft.stride_in_1x1 = caffe
     where = "as the config in the file says" if config else "as the file does not say otherwise"
-    draft.net_notes.append(f'the ResNet is taken to be of style "{"caffe" if caffe else "pytorch"}", {where}')
+    draft.know(
+        pixels=CAFFE_PIXELS if caffe else TORCHVISION_PIXELS,
+        stride_in_1x1=caffe,
+        notes=(f'the ResNet is taken to be of style "{"caffe" if caffe else "pytorch"}", {where}',),
+    )
     return {short: tensors[name] for short, name in names.items()}, names
+
+
+def _finish(draft: Draft) -> None:
+    fill_mmcv_biases(draft)
+    draft.inside_branch = set(draft.places)  # where the plugin is
 
 
 MMDETECTION = Source(
     name="mmdetection",
-    title="mmdetection and mmcv's NonLocal2d",
-    marks=(r"(^|\.)conv_out\.conv\.weight$|^backbone\.layer1\.0\.conv1\.weight$",),
     rules={**RESNET_RULES, **_DETECTOR_RULES},
     modules=MMCV_MODULES,
     places={r"layer(?P<layer>[1-4])\.(?P<after>\d+)\.nonlocal_block\w*": "res{stage}.non_local_{place}"},
-    inside_branch=r"layer[1-4]\.\d+\.nonlocal_block\w*",
     skips={
         r"(bbox_head|mask_head|decode_head|auxiliary_head)\..*": "a head that Detectron2 has no equal of",
         r"(backbone\.)?fc\.(weight|bias)": "ImageNet's classifier",
     },
-    pool="by name",
     scale=MMCV_SCALE,
     block_norms=MMCV_NORMS,
-    bias_before_norm=False,
-    norm="BN",
-    unpadded_pool=False,
+    net=Net(unpadded_pool=False, norm="BN"),
     prepare=_prepare,
+    finish=_finish,
 )

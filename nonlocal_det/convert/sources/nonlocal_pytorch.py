@@ -6,15 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from nonlocal_det.convert.draft import Draft, Source
+from nonlocal_det.convert.draft import Draft, Net, Prepared, Source
 from nonlocal_det.convert.sources.torchvision_resnet import RESNET_RULES
 
 _MEMBER = re.compile(r"layer(?P<layer>[1-4])\.(?P<i>\d+)\.(?P<rest>.+)")
 
 
-def _prepare(
-    tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _prepare(tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft) -> Prepared:
     """Number the residual blocks of a stage again where non-local blocks were put between them."""
     members = {name: match for name in tensors if (match := _MEMBER.fullmatch(name))}
     inserted = {
@@ -35,8 +33,6 @@ def _prepare(
 
 NONLOCAL_PYTORCH = Source(
     name="nonlocal_pytorch",
-    title="Non-local_pytorch",
-    marks=(r"(^|\.)g\.(0\.)?(weight|bias)$", r"(^|\.)W\.(0\.)?(weight|bias)$"),
     rules=RESNET_RULES,
     modules={
         "theta": "theta",
@@ -51,10 +47,9 @@ NONLOCAL_PYTORCH = Source(
     },
     places={r"layer(?P<layer>[1-4])\.before(?P<place>\d+)": "res{stage}.non_local_{place}"},
     skips={r"fc\.(weight|bias)": "the classifier"},
-    pool="by name",
     scale={"embedded_gaussian": (False,), "gaussian": (False,)},
     block_norms={"W.1": "BN"},
     followed={"W.0": ("W.1",)},
-    unpadded_pool=False,
+    net=Net(unpadded_pool=False),
     prepare=_prepare,
 )

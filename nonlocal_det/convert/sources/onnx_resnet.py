@@ -4,40 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nonlocal_det.convert.draft import EPS, NEUTRAL, Draft, Source, as_weight
+from nonlocal_det.convert.draft import EPS, NEUTRAL, Draft, Net, Prepared, Source, as_weight
 from nonlocal_det.errors import CheckpointError
 
 if TYPE_CHECKING:
     import onnx
 
+#: Our name -> tensor and its name in the file; "" where the file has none.
+_Parts = dict[str, tuple[Tensor, str]]
 
-@dataclass
-class _Conv:
-    """A conv of the graph and the batch norm after it, if any."""
 
+class _Conv(NamedTuple):
     node: onnx.NodeProto
-    norm: onnx.NodeProto | None = None
+    norm: onnx.NodeProto | None  # the batch norm after it
 
 
-@dataclass
-class _Path:
-    """What a tensor goes through.
-
-    Attributes:
-        convs: in order.
-        root: the node that they start at; None where that is not a ResNet's.
-        relus: whether there is a ReLU before the first conv, and after each.
-    """
+class _Path(NamedTuple):
+    """What a tensor goes through: convs, from a node (None where that is not a ResNet's) on."""
 
     convs: list[_Conv]
     root: onnx.NodeProto | None
-    relus: list[bool]
+    relus: list[bool]  # whether there is one before the first conv, and after each
 
 
 class _Graph:
@@ -75,11 +67,7 @@ class _Graph:
         return _Path(convs, None if norm is not None else node, [relu, *relus])
 
     def weight(self, name: str) -> tuple[Tensor, str]:
-        """Return a stored tensor and its name.
-
-        Raises:
-            CheckpointError: it is computed, or its numbers are no weights.
-        """
+        """Return a stored tensor and its name."""
         while (node := self.maker.get(name)) is not None and node.op_type == "Identity":
             name = node.input[0]
         value = as_weight(name, self.consts[name]) if name in self.consts else None
@@ -88,15 +76,11 @@ class _Graph:
         return value, name
 
 
-def _prepare(
-    tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft
-) -> tuple[dict[str, Any], dict[str, str]]:
+def _prepare(tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft) -> Prepared:
     graph = _Graph(rest["graph"])
-    found: dict[str, Tensor] = {}
-    origins: dict[str, str] = {}
+    parts: _Parts = {}
     strides: set[bool] = set()
     stage, block = 2, -1
-    start: onnx.NodeProto | None = None
     for node in graph.nodes:
         if node.op_type != "Add":
             continue
@@ -104,35 +88,26 @@ def _prepare(
         shortcut, branch, root = short.convs, long.convs, short.root
         if root is None or root is not long.root or len(branch) not in (2, 3) or len(shortcut) > 1:
             continue
-        first = long.relus[0]
-        if (
-            not (first or root.op_type == "MaxPool")
-            or long.relus != [first, *[True] * (len(branch) - 1), False]
-            or short.relus != [first, *[False] * len(shortcut)]
-        ):
-            raise CheckpointError(
-                f"the block of the ONNX network that ends in {node.name or node.output[0]} has its ReLUs not "
-                "where a ResNet has them: after every conv but the last of the branch, and after the sum"
-            )
-        if start is None:
-            start = root
-            _read_stem(graph, root, found, origins, draft)
+        _check_relus(node, short, long)
+        if not parts:
+            parts |= _read_stem(graph, root, draft)
         elif shortcut:
             stage, block = stage + 1, -1
         block += 1
+        name = f"res{stage}.{block}"
         for number, conv in enumerate(branch, start=1):
-            _read_conv(graph, conv, f"res{stage}.{block}.conv{number}", found, origins)
+            parts |= _read_conv(graph, conv, f"{name}.conv{number}")
         for conv in shortcut:
-            _read_conv(graph, conv, f"res{stage}.{block}.shortcut", found, origins)
+            parts |= _read_conv(graph, conv, f"{name}.shortcut")
         steps = [max(_attributes(conv.node).get("strides", [1])) for conv in branch]
         if math.prod(steps) != (2 if block == 0 and stage > 2 else 1):
             raise CheckpointError(
-                f"res{stage}.{block} of the ONNX network has strides {steps}; a ResNet's first block of each "
+                f"{name} of the ONNX network has strides {steps}; a ResNet's first block of each "
                 "stage but res2 halves the map, and no other does"
             )
         if len(branch) == 3 and max(steps) > 1:
             strides.add(steps[0] > 1)
-    if start is None:
+    if not parts:
         raise CheckpointError(
             "no residual block in the ONNX network: an Add of 2 or 3 convs and its own input"
         )
@@ -140,50 +115,58 @@ def _prepare(
         raise CheckpointError(
             "the ONNX network has strides in 1x1 and in 3x3 convs; Detectron2 has one of the two"
         )
-    draft.stride_in_1x1 = strides.pop() if strides else None
-    for name in graph.consts.keys() - set(origins.values()):
-        draft.skipped.setdefault(name, "not part of the ResNet")
-    return found, origins
+    draft.know(stride_in_1x1=strides.pop() if strides else None)
+    origins = {name: origin for name, (_, origin) in parts.items()}
+    used = set(origins.values())
+    draft.skipped.update({name: "not part of the ResNet" for name in graph.consts if name not in used})
+    return {name: value for name, (value, _) in parts.items()}, origins
 
 
-def _read_stem(
-    graph: _Graph, pool: onnx.NodeProto, found: dict[str, Tensor], origins: dict[str, str], draft: Draft
-) -> None:
+def _check_relus(node: onnx.NodeProto, short: _Path, long: _Path) -> None:
+    first = long.relus[0]
+    if (
+        not (first or long.root.op_type == "MaxPool")
+        or long.relus != [first, *[True] * (len(long.convs) - 1), False]
+        or short.relus != [first, *[False] * len(short.convs)]
+    ):
+        raise CheckpointError(
+            f"the block of the ONNX network that ends in {node.name or node.output[0]} has its ReLUs not "
+            "where a ResNet has them: after every conv but the last of the branch, and after the sum"
+        )
+
+
+def _read_stem(graph: _Graph, pool: onnx.NodeProto, draft: Draft) -> _Parts:
     convs = graph.trace(pool.input[0]).convs if pool.op_type == "MaxPool" else []
     if len(convs) != 1:
         raise CheckpointError(
             "the ONNX network does not start with one conv and a max pool, as a ResNet's stem does"
         )
-    _read_conv(graph, convs[0], "stem.conv1", found, origins)
     attributes = _attributes(pool)
     same_upper = attributes.get("auto_pad") == b"SAME_UPPER"
-    draft.unpadded_pool = same_upper or not any(attributes.get("pads", [0])[:2])
+    draft.know(unpadded_pool=same_upper or not any(attributes.get("pads", [0])[:2]))
+    return _read_conv(graph, convs[0], "stem.conv1")
 
 
-def _read_conv(
-    graph: _Graph, conv: _Conv, name: str, found: dict[str, Tensor], origins: dict[str, str]
-) -> None:
-    attributes = _attributes(conv.node)
+def _read_conv(graph: _Graph, conv: _Conv, name: str) -> _Parts:
     inputs = list(conv.node.input)
     weight, origin = graph.weight(inputs[1])
-    _check_padding(conv.node, weight, attributes)
+    _check_padding(conv.node, weight, _attributes(conv.node))
     made = {"weight": (weight, origin)}
     bias = graph.weight(inputs[2]) if len(inputs) > 2 and inputs[2] else None
     if conv.norm is None:
         # The batch norm was multiplied into the conv before; ours then does nothing but add the bias.
         zeros = torch.zeros(weight.shape[0])
         made["norm.weight"] = zeros + 1, ""
-        made["norm.bias"] = (zeros, "") if bias is None else bias
+        made["norm.bias"] = bias or (zeros, "")
         made |= {f"norm.{leaf}": (zeros + value, "") for leaf, value in NEUTRAL.items()}
     else:
-        parts = ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var")
-        made |= {part: graph.weight(key) for part, key in zip(parts, conv.norm.input[1:], strict=True)}
+        leaves = ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var")
+        made |= {leaf: graph.weight(key) for leaf, key in zip(leaves, conv.norm.input[1:], strict=True)}
         variance, key = made["norm.running_var"]
         made["norm.running_var"] = variance + (_attributes(conv.norm).get("epsilon", EPS) - EPS), key
         if bias is not None:
             made["bias"] = bias
-    for part, (value, origin) in made.items():
-        found[f"{name}.{part}"], origins[f"{name}.{part}"] = value, origin
+    return {f"{name}.{leaf}": part for leaf, part in made.items()}
 
 
 def _check_padding(node: onnx.NodeProto, weight: Tensor, attributes: Mapping[str, Any]) -> None:
@@ -207,9 +190,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 ONNX = Source(
     name="onnx",
-    title="ONNX",
-    marks=(r"(?!)",),  # known by its file, not by names
     rules={r".*": "{0}"},
-    norm="BN",
+    net=Net(norm="BN"),
     prepare=_prepare,
 )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from nonlocal_det.convert.draft import KINETICS_PIXELS, Source
+from nonlocal_det.convert.draft import KINETICS_PIXELS, Net, Source
 
 _BLOCK = r"s(?P<stage>[2-5])\.pathway0_res(?P<i>\d+)\."
 
 SLOWFAST = Source(
     name="slowfast",
-    title="SlowFast",
-    marks=(r"(^|\.)conv_theta\.(weight|bias)$|^s2\.pathway0_res0\.branch2\.a\.weight$",),
     rules={
         r"s1\.pathway0_stem\.conv\.(?P<leaf>weight|bias)": "stem.conv1.{leaf}",
         r"s1\.pathway0_stem\.bn\.(?P<leaf>\w+)": "stem.conv1.norm.{leaf}",
@@ -33,9 +31,11 @@ SLOWFAST = Source(
     scale={"embedded_gaussian": (True,)},
     block_norms={"bn": "BN", "norm": "BN"},
     followed={"conv_out": ("bn", "norm")},
-    norm="BN",
-    pixels=KINETICS_PIXELS,
-    stride_in_1x1=False,
-    unpadded_pool=False,
-    net_notes=("the stride of a stage is taken to be in the 3x3 conv (SlowFast's STRIDE_1X1 False)",),
+    net=Net(
+        KINETICS_PIXELS,
+        stride_in_1x1=False,
+        unpadded_pool=False,
+        norm="BN",
+        notes=("the stride of a stage is taken to be in the 3x3 conv (SlowFast's STRIDE_1X1 False)",),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Source
+from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Net, Source
 
 _BLOCK = r"layer(?P<layer>[1-4])\.(?P<i>\d+)\."
 RESNET_RULES = {
@@ -16,11 +16,7 @@ RESNET_RULES = {
 
 TORCHVISION = Source(
     name="torchvision",
-    title="torchvision's ResNet",
-    marks=(r"^layer1\.0\.conv1\.weight$", r"^bn1\.weight$"),
     rules=RESNET_RULES,
     skips={r"fc\.(weight|bias)": "ImageNet's classifier"},
-    pixels=TORCHVISION_PIXELS,
-    stride_in_1x1=False,
-    unpadded_pool=False,
+    net=Net(TORCHVISION_PIXELS, stride_in_1x1=False, unpadded_pool=False),
 )
