@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from nonlocal_det.errors import UsageError
-from nonlocal_det.tools.command import command, parse
+from nonlocal_det.tools.command import add_opts, command, make_parser, parse
 
 __all__ = ["main"]
 
@@ -68,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m nonlocal_det.tools.convert_checkpoint",
-        description="Convert a weight file for a config's model. Says where every tensor went, and writes "
-        "the config that goes with the weights beside them, with the suffix .yaml.",
+    parser = make_parser(
+        "convert_checkpoint",
+        "Convert a weight file for a config's model. Says where every tensor went, and writes the config "
+        "that goes with the weights beside them, with the suffix .yaml.",
     )
     add = parser.add_argument
     add("input", metavar="IN", help="a .pth, .pkl, .safetensors or .onnx file; nothing in it is run")
@@ -92,8 +92,7 @@ def _parser() -> argparse.ArgumentParser:
             add(flag, default="", metavar=takes, help=what)
         else:
             add(flag, action="store_true", help=what)
-    overrides = "overrides of the config; last"
-    add("--opts", nargs=argparse.REMAINDER, default=[], metavar="KEY VALUE", help=overrides)
+    add_opts(parser, "overrides of the config; last")
     return parser
 
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import conv2d, conv3d
 
 from nonlocal_det.convert.conversion_report import ConversionReport
-from nonlocal_det.convert.draft import Draft, Entry
+from nonlocal_det.convert.draft import Draft, Entry, Source
 from nonlocal_det.convert.fitting import fit
 from nonlocal_det.convert.time_axis import fit_time
 
@@ -60,17 +60,16 @@ def test_other_tensors_are_left_alone(theirs, ours):
 def test_a_model_decides_by_its_shapes(generator, theirs, ours):
     """A net of one conv, for pictures and for clips, by names and report."""
     kernel = (3, 3, 3)
-    names = {2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
-    model = torch.nn.ModuleDict({"stem": torch.nn.ModuleDict({"conv1": names[ours](3, 4, kernel[:ours])})})
+    conv = {2: torch.nn.Conv2d, 3: torch.nn.Conv3d}[ours](3, 4, kernel[:ours])
+    model = torch.nn.ModuleDict({"stem": torch.nn.ModuleDict({"conv1": conv})})
     weight = torch.randn(4, 3, *kernel[:theirs], generator=generator, dtype=torch.float64)
     bias = torch.randn(4, generator=generator, dtype=torch.float64)
-    draft = Draft(
-        entries={"stem.conv1.weight": Entry(weight, "w", "half"), "stem.conv1.bias": Entry(bias, "b")}
-    )
+    entries = {"stem.conv1.weight": Entry(weight, "w", "half"), "stem.conv1.bias": Entry(bias, "b")}
+    draft = Draft(Source("torchvision"), entries=entries)
     report = ConversionReport("in.pth", "a test")
     fitted = fit(draft, model, report, None)
     assert list(fitted) == ["stem.conv1.weight", "stem.conv1.bias"]
-    expected, how = fit_time(weight, model["stem"]["conv1"].weight.shape)
+    expected, how = fit_time(weight, conv.weight.shape)
     assert torch.equal(fitted["stem.conv1.weight"], expected)
     assert torch.equal(fitted["stem.conv1.bias"], bias)
     assert [move.how for move in report.moves] == [f"{how}, half" if how else "half", ""]
