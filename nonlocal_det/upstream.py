@@ -10,10 +10,12 @@ else that Detectron2, PyTorch or the user's own code has to say stays visible.
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
@@ -93,6 +95,42 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, private = PRIVATE_NAMES[name]
     return getattr(import_module(module), private)
+
+
+#: The open pictures, by the names of their files, that Detectron2's read_image takes.
+_OPEN_PICTURES: ContextVar[dict[str, Any] | None] = ContextVar("open_pictures", default=None)
+
+
+@contextmanager
+def read_image_takes(file_name: str, picture: Any) -> Iterator[None]:
+    """Let Detectron2's ``read_image`` take an open picture, once, instead of opening its file.
+
+    Args:
+        file_name: what ``read_image`` will be asked for. It reads other files as ever.
+        picture: that file, opened by Pillow and not decoded.
+    """
+    _replace_read_image()
+    token = _OPEN_PICTURES.set({file_name: picture})
+    try:
+        yield
+    finally:
+        _OPEN_PICTURES.reset(token)
+
+
+@functools.cache
+def _replace_read_image() -> None:
+    from detectron2.data import detection_utils as utils
+
+    original = utils.read_image
+
+    @functools.wraps(original)
+    def read_image(file_name: str, format: str | None = None) -> Any:
+        picture = (_OPEN_PICTURES.get() or {}).pop(file_name, None)
+        if picture is None:
+            return original(file_name, format)
+        return utils.convert_PIL_to_numpy(utils._apply_exif_orientation(picture), format)
+
+    utils.read_image = read_image
 
 
 # (action, message, category, module): what warnings.filterwarnings takes; message and module are regular

@@ -24,9 +24,9 @@ from nonlocal_det.detection.annotations.documents import (
     release_documents,
     take_document,
 )
+from nonlocal_det.detection.mapper import PictureMapper
 from nonlocal_det.errors import ConfigError
 from nonlocal_det.media.folders import outside
-from nonlocal_det.media.image import PictureMapper
 from nonlocal_det.upstream import annotation_files_from
 
 __all__ = ["build_test_loader", "build_train_loader", "build_validation_loader", "check_sample"]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any
+from functools import cache
 
 import numpy as np
 from detectron2.data.detection_utils import convert_PIL_to_numpy
 from detectron2.utils.file_io import PathManager
 from PIL import Image, UnidentifiedImageError
 
-from nonlocal_det.errors import ImageError
+from nonlocal_det.errors import ImageError, one_line
+from nonlocal_det.files import whole_file
 from nonlocal_det.upstream import apply_exif_orientation
 
 #: Suffixes, in lower case, of the files that a folder is searched for.
@@ -32,31 +32,21 @@ _DEPTHS = (8, 10, 12, 14, 16)
 
 
 @contextmanager
-def open_image(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
-    """Open a picture, of which the header alone is read: the one rule for what is taken for a picture.
-
-    What goes wrong while the block works on the picture is reported as its fault, too.
+def image_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Report what goes wrong in the block as the fault of a picture.
 
     Args:
-        path: a file that Pillow can read, or an address that Detectron2's ``PathManager`` opens.
-
-    Yields:
-        The picture, not decoded.
+        path: its file.
 
     Raises:
-        ImageError: the file is absent, damaged, cut short, empty, not a picture, or by its header so large
-            (more than twice ``PIL.Image.MAX_IMAGE_PIXELS``) that it may be an attack on the memory.
+        ImageError: anything went wrong.
     """
     name = os.fspath(path)
-    if "://" not in name and os.path.exists(name) and not os.path.isfile(name):
-        # Opening a pipe would wait for ever.
-        raise ImageError(f"{name}: a folder or a device, not a picture")
     try:
         # Pillow warns of odd metadata in files that it then reads well.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with PathManager.open(name, "rb") as file, Image.open(file, formats=_formats()) as image:
-                yield image
+            yield
     except ImageError:
         raise
     except FileNotFoundError:
@@ -65,13 +55,36 @@ def open_image(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
         raise ImageError(f"{name}: not a picture that Pillow can read, or damaged at its start") from None
     except Image.DecompressionBombError as error:
         raise ImageError(
-            f"{name}: too large: {_one_line(error)} Make it smaller, or set PIL.Image.MAX_IMAGE_PIXELS to "
+            f"{name}: too large: {one_line(error)} Make it smaller, or set PIL.Image.MAX_IMAGE_PIXELS to "
             "half the limit that you want in the script that you start"
         ) from None
     except MemoryError:
         raise ImageError(f"{name}: does not fit into the memory") from None
     except Exception as error:  # Pillow's readers raise nearly anything on a damaged file
-        raise ImageError(f"{name}: cannot be read: {_one_line(error)}") from None
+        raise ImageError(f"{name}: cannot be read: {one_line(error)}") from None
+
+
+@contextmanager
+def open_image(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
+    """Open a picture, of which the header alone is read: the one rule for what is taken for a picture.
+
+    Args:
+        path: a file that Pillow can read, or an address that Detectron2's ``PathManager`` opens.
+
+    Yields:
+        The picture, not decoded.
+
+    Raises:
+        Exception: of any type; :func:`image_errors` makes it an ImageError. The file is absent, damaged at
+            its start, empty, not a picture, or by its header so large (more than twice
+            ``PIL.Image.MAX_IMAGE_PIXELS``) that it may be an attack on the memory.
+    """
+    name = os.fspath(path)
+    if "://" not in name and os.path.exists(name) and not os.path.isfile(name):
+        # Opening a pipe would wait for ever.
+        raise ImageError(f"{name}: a folder or a device, not a picture")
+    with PathManager.open(name, "rb") as file, Image.open(file, formats=_formats()) as image:
+        yield image
 
 
 def read_image(path: str | os.PathLike[str]) -> np.ndarray:
@@ -94,9 +107,9 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
         Array (H, W, 3), uint8, BGR, contiguous.
 
     Raises:
-        ImageError: as :func:`open_image`.
+        ImageError: it is no picture, or damaged, or too large.
     """
-    with open_image(path) as image:
+    with image_errors(path), open_image(path) as image:
         image.load()  # first: Pillow turns a TIFF while it loads it
         upright = apply_exif_orientation(image)
         pixels = convert_PIL_to_numpy(_to_rgb(upright), "BGR")
@@ -105,42 +118,18 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
     return np.ascontiguousarray(pixels)
 
 
-class PictureMapper:
-    """A mapper for data loaders that holds the pictures of training and evaluation to :func:`open_image`.
+def write_image(path: str | os.PathLike[str], image: np.ndarray) -> None:
+    """Write a picture; the file is whole or absent.
 
     Args:
-        mapper: Detectron2's, or one like it: makes a sample of a dataset dict, whose "file_name" it reads.
-
-    Raises:
-        ImageError: on a call, where the picture is at fault, or of another size than the dataset dict says.
-            Before it is decoded, if its header shows it.
+        path: the file; its suffix says the format.
+        image: array (H, W, 3), uint8, BGR.
     """
-
-    def __init__(self, mapper: Callable[[Mapping[str, Any]], Any]) -> None:
-        self._mapper = mapper
-
-    def __call__(self, image: Mapping[str, Any]) -> Any:
-        """Return what the mapper makes of a dataset dict."""
-        path = image.get("file_name")
-        if path is None:
-            return self._mapper(image)
-        with open_image(path) as picture:
-            size = picture.size
-        said = image.get("width"), image.get("height")
-        if None not in said and sorted(size) != sorted(said):  # it may be stored turned
-            raise ImageError(
-                f"{path}: is {size[0]} x {size[1]}, and its annotations say {said[0]} x {said[1]}"
-            )
-        try:
-            return self._mapper(image)
-        except MemoryError:
-            raise
-        except Exception:
-            read_image(path)  # says it in one line if the picture is at fault, and not something else
-            raise
+    with whole_file(path) as partial:
+        Image.fromarray(image[:, :, ::-1]).save(partial, quality=95)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _formats() -> tuple[str, ...]:
     Image.init()
     return tuple(kind for kind in Image.ID if kind not in _RUNS_PROGRAMS)
@@ -174,7 +163,3 @@ def _to_8_bits(values: np.ndarray) -> np.ndarray:
     elif low >= 0 and high <= 1:
         low, high = 0, 1
     return np.rint((values - low) * (255.0 / max(high - low, 1e-12))).astype(np.uint8)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -1,17 +1,24 @@
-"""Reading and writing video through OpenCV, frame by frame, with every way to fail said in one line."""
+"""Reading and writing video frame by frame, with every way to fail said in one line.
+
+Files go through PyAV, which brings its own FFmpeg; cameras go through OpenCV.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from fractions import Fraction
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 
+import av
 import numpy as np
+from av.video.reformatter import VideoReformatter
 
-from nonlocal_det.errors import VideoError
+from nonlocal_det.errors import VideoError, counted, one_line
+from nonlocal_det.files import whole_file
 
 #: Suffixes, in lower case, of the files that are taken for video without a look inside.
 VIDEO_SUFFIXES = frozenset({
@@ -20,63 +27,163 @@ VIDEO_SUFFIXES = frozenset({
 })  # fmt: skip
 
 #: Frames a second where a file or a camera does not tell.
-DEFAULT_RATE = 25.0
+DEFAULT_RATE = Fraction(25)
+_HIGHEST_RATE = 1000  # above, it is a clock's ticks, not a rate
 
-# Codecs to try, in order, for a file with this suffix; what no build lacks comes last.
-_CODECS = {
-    ".mp4": ("mp4v", "avc1"),
-    ".m4v": ("mp4v", "avc1"),
-    ".mov": ("mp4v", "avc1"),
-    ".mkv": ("mp4v", "MJPG"),
-    ".avi": ("MJPG", "XVID"),
-}
-_LAST_RESORT = (".avi", "MJPG")
+# What FFmpeg may take a file for by its content: not pictures, text, or playlists, which would make it open
+# other files and addresses.
+_READ = "asf,avi,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,ogg"
+_PICTURES = ("avif", "avis", "heic", "heix", "mif1")  # brands of MP4's container
+
+# PyAV before 19 refuses a file of which a title is not UTF-8.
+_LENIENT = {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+
+_WRITTEN = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".avi": "avi"}
+# Parts of a frame's time in which the times of a video without a constant rate are written.
+_TICKS = 256
 
 
 class VideoReader:
-    """The frames of a video file or a camera, upright, one at a time.
+    """The frames of a video file, upright, one at a time.
 
     Args:
-        source: a file, or the index of a camera.
+        path: the file.
 
     Attributes:
-        name: the file, or "camera N".
-        rate: frames a second; :data:`DEFAULT_RATE` where ``rate_known`` is False.
-        rate_known: whether the source told a rate that makes sense.
+        name: the file.
+        rate: frames a second, the mean where that varies; :data:`DEFAULT_RATE` where ``rate_known`` is False.
+        rate_known: whether the file tells a rate that makes sense.
         frames_told: how many frames the file says that it has (an estimate in some formats); 0 if unknown.
+        time: when the last frame is shown, in seconds after the first one; None before the first.
 
     Raises:
-        VideoError: OpenCV is missing, or it cannot open the source.
+        VideoError: the file is absent, damaged at its start, or no video.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | int) -> None:
-        cv2 = _import_cv2()
-        camera = isinstance(source, int)
-        self.name = f"camera {source}" if camera else os.fspath(source)
-        if not camera and not os.path.isfile(self.name):
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(path)
+        self.time: Fraction | None = None
+        if not os.path.isfile(self.name):
             raise VideoError(f"{self.name}: no such file")
-        self._capture = cv2.VideoCapture(source if camera else self.name)
-        if not self._capture.isOpened():
-            self._capture.release()
-            if camera:
-                raise VideoError(f"{self.name}: there is no such camera, or it is in use or not permitted")
-            raise VideoError(f"{self.name}: OpenCV cannot open this as a video; it may be damaged")
-        rate = self._capture.get(cv2.CAP_PROP_FPS)
-        # Above 1000 it is a clock's ticks, not a rate.
-        self.rate_known = math.isfinite(rate) and 0 < rate <= 1000
+        options = {"format_whitelist": _READ, "protocol_whitelist": "file"}
+        try:
+            self._file = av.open(f"file:{self.name}", container_options=options, **_LENIENT)
+        except (av.FFmpegError, OSError) as error:
+            reason = f"not a video that FFmpeg can read, or damaged at its start ({error.strerror})"
+            raise VideoError(f"{self.name}: {reason}") from None
+        streams = [s for s in self._file.streams.video if not s.disposition & s.disposition.attached_pic]
+        if not streams or self._file.metadata.get("major_brand") in _PICTURES:
+            self._file.close()
+            raise VideoError(f"{self.name}: {'a picture, not a video' if streams else 'has no video stream'}")
+        self._stream = streams[0]
+        rate = self._stream.average_rate or self._stream.guessed_rate or 0
+        self.rate_known = 0 < rate <= _HIGHEST_RATE
         self.rate = rate if self.rate_known else DEFAULT_RATE
-        told = self._capture.get(cv2.CAP_PROP_FRAME_COUNT)
-        self.frames_told = int(told) if math.isfinite(told) and told > 0 else 0
+        self._is_avi = self._file.format.name == "avi"
+        self._length = self._told_length()
+        self.frames_told = self._stream.frames or round(self._length * self.rate)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        """Yield each frame: array (H, W, 3), uint8, BGR. OpenCV applies the file's rotation itself."""
+        """Yield each frame: array (H, W, 3), uint8, BGR.
+
+        Raises:
+            VideoError: after the last frame that can be read: the file is damaged, or ends too early.
+        """
+        count = broken = 0
+        reformatter = VideoReformatter()
+        packets = self._file.demux(self._stream)
         while True:
-            ok, frame = self._capture.read()
-            if not ok:
-                return
-            yield frame
+            try:
+                frames = next(packets).decode()
+            except StopIteration:
+                break
+            except MemoryError:
+                raise
+            except Exception:  # on a damaged file PyAV raises more than its own errors
+                broken += 1
+                continue
+            for frame in frames:
+                self._take_time(frame, count)
+                count += 1
+                broken += frame.is_corrupt
+                image = reformatter.reformat(frame, format="bgr24", threads=1).to_ndarray()
+                yield np.ascontiguousarray(np.rot90(image, frame.rotation // 90)) if frame.rotation else image
+        if not count:
+            raise VideoError(f"{self.name}: no frame of it can be read")
+        # What a file tells of its length may be off by a frame or two.
+        if self.time + 1 / self.rate < Fraction(98, 100) * self._length - 2 / self.rate:
+            raise VideoError(f"{self.name}: damaged after frame {count} of {self.frames_told}")
+        if broken:
+            raise VideoError(f"{self.name}: damaged, {counted(broken, 'frame')} cannot be decoded")
 
     def __enter__(self) -> VideoReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _told_length(self) -> Fraction:
+        """Return how long the file says that it is, in seconds; 0 where it does not say."""
+        if self._is_avi:  # FFmpeg corrects the duration by the size of the file
+            return self._stream.frames / self.rate
+        if self._stream.duration:
+            return self._stream.duration * self._stream.time_base
+        try:  # Matroska: 00:00:10.000000000
+            hours, minutes, seconds = map(Fraction, self._stream.metadata.get("DURATION", "").split(":"))
+        except ValueError:
+            return Fraction(0)
+        return 3600 * hours + 60 * minutes + seconds
+
+    def _take_time(self, frame: av.VideoFrame, count: int) -> None:
+        """Set ``time`` to that of the frame after ``count`` others; a file may have none, or a wrong one."""
+        # AVI has numbers of packets alone.
+        stamp, tick = frame.dts if self._is_avi else frame.pts, self._stream.time_base
+        if self.time is None:
+            self._first, self.time = stamp or 0, Fraction(0)
+            return
+        time = self.time if stamp is None else (stamp - self._first) * tick
+        if time <= self.time:
+            time = self.time + 1 / self.rate
+        self.time = count / self.rate if abs(time - count / self.rate) < tick else time
+
+
+class Camera:
+    """The view of a camera: used as a :class:`VideoReader`, whose attributes it has.
+
+    Args:
+        index: its number.
+
+    Raises:
+        VideoError: it cannot be opened.
+    """
+
+    frames_told = 0
+    time = None
+
+    def __init__(self, index: int) -> None:
+        import cv2
+
+        with suppress(AttributeError):  # a build without this module
+            cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+        self.name = f"camera {index}"
+        self._capture = cv2.VideoCapture(index)
+        if not self._capture.isOpened():
+            self._capture.release()
+            raise VideoError(f"{self.name}: there is no such camera, or it is in use or not permitted")
+        rate = self._capture.get(cv2.CAP_PROP_FPS)
+        self.rate_known = math.isfinite(rate) and 0 < rate <= _HIGHEST_RATE
+        self.rate = Fraction(rate) if self.rate_known else DEFAULT_RATE
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """Yield each frame: array (H, W, 3), uint8, BGR."""
+        count = 0
+        while (read := self._capture.read())[0]:
+            count += 1
+            yield read[1]
+        if not count:
+            raise VideoError(f"{self.name}: no frame of it can be read")
+
+    def __enter__(self) -> Camera:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,62 +191,66 @@ class VideoReader:
 
 
 class VideoWriter:
-    """A video file that is either whole or absent.
+    """A video file that is either whole or absent, in H.264 as browsers play it.
 
-    Frames go to a hidden file beside ``path``. Leaving the ``with`` block closes it, opens it again to see
-    that nothing is missing, and renames it; leaving by an exception deletes it.
-
-    The codec is the first of the suffix's that this OpenCV can write and read back. Where none works, the
-    file becomes a Motion JPEG ``.avi``, which OpenCV writes without help.
+    It appears under its name when the ``with`` block is left, but not by an exception.
 
     Args:
         path: the file to write; its suffix must be one of ``suffixes``.
-        rate: frames a second, above 0 and at most 1000.
+        rate: frames a second, above 0 and at most 1000; a float is taken for the fraction that it stands for,
+            such as 30000/1001.
 
     Attributes:
-        path: where the file is; another suffix than asked for after a fallback.
-        codec: the four letters in use, "" before the first frame.
         frames: how many frames were written.
 
     Raises:
-        VideoError: OpenCV is missing, or the suffix is none that it can write.
+        VideoError: the suffix is none that can be written.
     """
 
-    suffixes = tuple(_CODECS)
+    suffixes = tuple(_WRITTEN)
 
-    def __init__(self, path: str | os.PathLike[str], rate: float) -> None:
-        self._cv2 = _import_cv2()
-        self.path = Path(path)
-        if self.path.suffix.lower() not in _CODECS:
-            raise VideoError(f"{self.path}: cannot write this kind of video; use {', '.join(_CODECS)}")
-        self.rate = rate
-        self.codec = ""
-        self.frames = 0
+    def __init__(self, path: str | os.PathLike[str], rate: Fraction | float) -> None:
+        self._path = Path(path)
+        self._format = _WRITTEN.get(self._path.suffix.lower(), "")
+        if not self._format:
+            raise VideoError(f"{self._path}: cannot write this kind of video; use {', '.join(_WRITTEN)}")
+        self._rate = Fraction(rate).limit_denominator(1001)
+        self._ticks = 1 if self._format == "avi" else _TICKS  # AVI has no finer times than its frames
+        self._last = -1
         self._size = (0, 0)
-        self._writer = None
-        self._partial: Path | None = None
+        self._stack = ExitStack()
+        self.frames = 0
 
-    def write(self, frame: np.ndarray) -> None:
+    def write(self, frame: np.ndarray, time: Fraction | float | None = None) -> None:
         """Append a frame.
 
         Args:
             frame: array (H, W, 3), uint8, BGR. The first one sets the size of the video; a later one of
-                another size is resized. Codecs want even sizes: an odd one grows by a copy of its last
+                another size is resized. The codec wants even sizes: an odd one grows by a copy of its last
                 row or column.
+            time: when it is to be shown, in seconds; by default when a constant rate says. A video of
+                variable rate that is read and written with the times of its frames keeps them.
 
         Raises:
-            VideoError: no codec works.
+            VideoError: it cannot be written.
         """
-        cv2 = self._cv2
-        if self._writer is None:
+        if not self.frames:
             self._size = frame.shape[1], frame.shape[0]
-            self._open()
         if (frame.shape[1], frame.shape[0]) != self._size:
-            frame = cv2.resize(frame, self._size, interpolation=cv2.INTER_AREA)
-        width, height = self._size
-        if width % 2 or height % 2:
-            frame = cv2.copyMakeBorder(frame, 0, height % 2, 0, width % 2, cv2.BORDER_REPLICATE)
-        self._writer.write(np.ascontiguousarray(frame))
+            whole = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), "bgr24")
+            frame = whole.reformat(*self._size, interpolation="AREA").to_ndarray()
+        height, width = frame.shape[:2]
+        padded = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), "edge")
+        picture = av.VideoFrame.from_ndarray(padded, "bgr24")
+        picture = picture.reformat(format="yuv420p", dst_colorspace="ITU601", dst_color_range="MPEG")
+        with self._errors():
+            if not self.frames:
+                self._open(picture)
+            place = self.frames * self._ticks if time is None else round(time * self._rate * self._ticks)
+            self._last = picture.pts = max(place, self._last + 1)
+            picture.time_base = 1 / (self._rate * self._ticks)
+            picture.duration = self._ticks
+            self._file.mux(self._stream.encode(picture))
         self.frames += 1
 
     def __enter__(self) -> VideoWriter:
@@ -148,81 +259,35 @@ class VideoWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._writer is not None:
-            self._writer.release()
+        if kind is not None:
+            with suppress(Exception):
+                self._stack.__exit__(kind, error, trace)
+            return
+        if not self.frames:
+            raise VideoError(f"{self._path}: no frame to write")
+        with self._errors(), self._stack:
+            self._file.mux(self._stream.encode(None))
+
+    def _open(self, picture: av.VideoFrame) -> None:
+        partial = self._stack.enter_context(whole_file(self._path))
+        # The index in front: a browser can play before it has the whole file.
+        options = {"movflags": "+faststart"} if self._format in ("mp4", "mov") else {}
+        output = av.open(f"file:{partial}", mode="w", format=self._format, options=options)
+        self._file = self._stack.enter_context(output)
+        # Without B-frames, which AVI has no place for, and with which MP4's length depends on their order.
+        self._stream = self._file.add_stream("libx264", self._rate, options={"crf": "18", "bf": "0"})
+        self._stream.width, self._stream.height = picture.width, picture.height
+        self._stream.pix_fmt = "yuv420p"
+        context = self._stream.codec_context
+        context.time_base = 1 / (self._rate * self._ticks)
+        # Said, or players guess by the size: BT.601's matrix, as converted above, on sRGB's primaries.
+        context.colorspace, context.color_range = picture.colorspace, picture.color_range
+        context.color_primaries = context.color_trc = 1
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
         try:
-            if kind is None:
-                self._finish()
-        finally:
-            if self._partial is not None:
-                self._partial.unlink(missing_ok=True)
-
-    def _open(self) -> None:
-        wanted = self.path.suffix
-        for suffix, codec in [*((wanted, codec) for codec in _CODECS[wanted.lower()]), _LAST_RESORT]:
-            path = self.path.with_suffix(suffix)
-            if path != self.path and path.exists():  # nobody asked to overwrite that one
-                raise VideoError(f"{self.path}: no codec for it, and {path.name} is taken; use another name")
-            partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{suffix}")
-            if self._works(partial, codec):
-                self.path, self.codec, self._partial = path, codec, partial
-                self._writer = self._new(partial, codec)
-                return
-        raise VideoError(f"{self.path}: this OpenCV can write no video here (folder not writable, no codec)")
-
-    def _new(self, path: Path, codec: str):  # noqa: ANN202  (cv2 is imported late)
-        size = tuple(side + side % 2 for side in self._size)
-        return self._cv2.VideoWriter(str(path), self._cv2.VideoWriter_fourcc(*codec), self.rate, size)
-
-    def _works(self, path: Path, codec: str) -> bool:
-        """Whether one frame written with this codec can be read back; OpenCV may fail silently."""
-        try:
-            writer = self._new(path, codec)
-            if not writer.isOpened():
-                return False
-            width, height = (side + side % 2 for side in self._size)
-            writer.write(np.zeros((height, width, 3), np.uint8))
-            writer.release()
-            return self._inspect(path)[0] == 1
-        finally:
-            path.unlink(missing_ok=True)
-
-    def _inspect(self, path: Path) -> tuple[int, float]:
-        """The number of frames and the rate of a file; (0, 0) where its first frame cannot be read."""
-        cv2 = self._cv2
-        capture = cv2.VideoCapture(str(path))
-        try:
-            if not capture.isOpened() or not capture.grab():
-                return 0, 0.0
-            return int(capture.get(cv2.CAP_PROP_FRAME_COUNT)), capture.get(cv2.CAP_PROP_FPS)
-        finally:
-            capture.release()
-
-    def _finish(self) -> None:
-        if self.frames == 0 or self._partial is None:
-            raise VideoError(f"{self.path}: no frame to write")
-        frames, rate = self._inspect(self._partial)
-        # OpenCV keeps rates to a thousandth.
-        if frames != self.frames or abs(rate - self.rate) > 1e-3 + 1e-3 * self.rate:
-            raise VideoError(
-                f"{self.path}: wrote {self.frames} frames at {self.rate:g} a second but reads back {frames} "
-                f"at {rate:g}; is the disk full?"
-            )
-        os.replace(self._partial, self.path)
-
-
-def _import_cv2() -> ModuleType:
-    """OpenCV, with its own messages switched off: what matters is said by :class:`VideoError`.
-
-    Raises:
-        VideoError: it is not installed.
-    """
-    # Read by OpenCV's FFmpeg when it opens its first file.
-    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    try:
-        import cv2
-    except ImportError:
-        raise VideoError("OpenCV is missing: pip install opencv-python-headless") from None
-    with contextlib.suppress(AttributeError):  # a build without this module
-        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-    return cv2
+            yield
+        except (av.FFmpegError, OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or one_line(error)
+            raise VideoError(f"{self._path}: cannot be written: {reason}") from None

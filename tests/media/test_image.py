@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import resource
-import struct
-import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
+from image_cases import growth, write_png
 from PIL import Image
 
 from nonlocal_det.errors import ImageError
-from nonlocal_det.media.image import PictureMapper, read_image
+from nonlocal_det.media.image import read_image, write_image
 
 # What the EXIF standard says about the stored rows and columns, as numpy does it.
 UPRIGHT = {
@@ -213,83 +209,17 @@ def test_other_things_are_refused(tmp_path, monkeypatch):
         read_image(tmp_path / "bomb.png")
 
 
-def write_png(path: Path, size: int, rows: int) -> None:
-    """Write a black gray PNG that says it is of size x size pixels."""
-    packer = zlib.compressobj(1)
-    data = b"".join(packer.compress(bytes(1 + size)) for _ in range(rows)) + packer.flush()
-    header = struct.pack(">IIBBBBB", size, size, 8, 0, 0, 0, 0)
-    content = b"\x89PNG\r\n\x1a\n"
-    for name, part in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
-        content += struct.pack(">I", len(part)) + name + part + struct.pack(">I", zlib.crc32(name + part))
-    path.write_bytes(content)
-
-
-def growth(call, *args) -> tuple[str, int]:
-    """What a call raises, and the bytes by which it makes a copy of this process grow at most."""
-
-    def measure() -> None:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        try:
-            call(*args)
-            error = ""
-        except ImageError as raised:
-            error = str(raised)
-        ours.send((error, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)))
-
-    theirs, ours = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=measure)
-    process.start()
-    process.join(60)
-    return theirs.recv()
-
-
 def test_a_bomb_is_refused_by_its_header(tmp_path):
     write_png(tmp_path / "bomb.png", 14_000, rows=14_000)
     write_png(tmp_path / "below.png", 6_000, rows=6_000)
     assert (tmp_path / "bomb.png").stat().st_size < 2**20
-    mapper = PictureMapper(lambda image: read_image(image["file_name"]))
-    for call in (read_image, lambda path: mapper({"file_name": str(path)})):
-        error, bytes_more = growth(call, tmp_path / "bomb.png")
-        assert error.startswith(f"{tmp_path}/bomb.png: too large: ")
-        assert "\n" not in error
-        assert bytes_more < 32 * 2**20
-        error, bytes_more = growth(call, tmp_path / "below.png")  # what is decoded is seen
-        assert not error
-        assert bytes_more > 3 * 6_000**2
-
-
-def test_a_mapper_is_not_asked_for_a_picture_of_a_wrong_size(tmp_path):
-    path = tmp_path / "large.png"
-    write_png(path, 20_000, rows=1)
-    asked = []
-    mapper = PictureMapper(asked.append)
-    with pytest.raises(ImageError) as raised:
-        mapper({"file_name": str(path)})
-    assert str(raised.value).startswith(f"{path}: too large: ")
-    assert "\n" not in str(raised.value)
-    assert not asked
-    Image.new("RGB", (40, 30)).save(path)
-    with pytest.raises(ImageError, match=r"large\.png: is 40 x 30, and its annotations say 40 x 40"):
-        mapper({"file_name": str(path), "width": 40, "height": 40})
-    assert not asked
-    for size in ((40, 30), (30, 40)):  # a camera may have turned it
-        mapper({"file_name": str(path), "width": size[0], "height": size[1]})
-    mapper({"file_name": str(path)})
-    assert len(asked) == 3
-    asked.clear()
-    mapper({"image_id": 3})  # of a mapper that makes its picture
-    assert asked == [{"image_id": 3}]
-
-
-def test_a_mapper_says_whether_the_picture_is_at_fault(tmp_path, data_dir):
-    def fail(image: dict) -> None:
-        raise KeyError("annotations")
-
-    sound, cut = data_dir / "images" / "rgba.png", data_dir / "images" / "truncated.jpg"
-    with pytest.raises(KeyError, match="annotations"):
-        PictureMapper(fail)({"file_name": str(sound)})
-    with pytest.raises(ImageError, match=r"truncated\.jpg: cannot be read"):
-        PictureMapper(fail)({"file_name": str(cut)})
+    error, bytes_more = growth(read_image, tmp_path / "bomb.png")
+    assert error.startswith(f"{tmp_path}/bomb.png: too large: ")
+    assert "\n" not in error
+    assert bytes_more < 32 * 2**20
+    error, bytes_more = growth(read_image, tmp_path / "below.png")  # what is decoded is seen
+    assert not error
+    assert bytes_more > 3 * 6_000**2
 
 
 def test_pillow_runs_no_program(tmp_path, monkeypatch):
@@ -312,3 +242,16 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     for name in ("pipe.png", "."):
         with pytest.raises(ImageError, match="a folder or a device, not a picture"):
             read_image(tmp_path / name)
+
+
+def test_written_whole_in_the_format_of_the_suffix(tmp_path):
+    pixels = pattern()
+    for suffix, kind in ((".png", "PNG"), (".JPG", "JPEG"), (".tif", "TIFF")):
+        write_image(tmp_path / f"a{suffix}", pixels)
+        with Image.open(tmp_path / f"a{suffix}") as image:
+            assert image.format == kind
+    np.testing.assert_array_equal(read_image(tmp_path / "a.png"), pixels)
+    assert len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(ValueError, match="unknown file extension"):
+        write_image(tmp_path / "a.nothing", pixels)
+    assert len(list(tmp_path.iterdir())) == 3

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nonlocal_det.errors import ImageError
-from nonlocal_det.media.image import open_image, read_image
+from nonlocal_det.media.image import image_errors, open_image, read_image
 
 _ORIENTATION = 0x0112  # of EXIF; 5 to 8 turn the picture by a quarter
 
@@ -92,7 +92,7 @@ def _look(image: dict[str, Any], path: str, decode: bool) -> Picture:
     try:
         if decode:
             read_image(path)
-        with open_image(path) as opened:
+        with image_errors(path), open_image(path) as opened:
             width, height = opened.size
             turned = opened.getexif().get(_ORIENTATION) in (5, 6, 7, 8)
     except ImageError as error:
