@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nonlocal_det.errors import UsageError
-from nonlocal_det.tools.command import command, parse
+from nonlocal_det.errors import ExitCode, UsageError
+from nonlocal_det.files import whole_file
+from nonlocal_det.tools.command import command, make_parser, parse
 
 if TYPE_CHECKING:
     from nonlocal_det.detection.annotations.checks.findings import Finding
@@ -41,71 +40,52 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from nonlocal_det.detection.annotations.checked_file import CheckedFile
     from nonlocal_det.detection.annotations.checks.findings import check_file
-    from nonlocal_det.detection.annotations.coco_file import read_coco
-    from nonlocal_det.errors import DatasetError
+    from nonlocal_det.detection.annotations.coco_file import read_coco, read_document, reduce_document
 
     if args.images is not None and not args.images.is_dir():
         raise UsageError(f"{args.images}: no such image folder")
     if args.write_fixed is not None and _same_file(args.write_fixed, args.json_file):
         raise UsageError(f"--write-fixed {args.write_fixed}: is the input; name another file")
-    try:
-        file = read_coco(args.json_file)
-        findings = check_file(
-            CheckedFile(
-                file,
-                masks=args.masks,
-                keypoints=args.keypoints,
-                folder=args.images,
-                other=None if args.against is None else read_coco(args.against),
-                allow_outside=args.allow_outside,
-            )
+    document = None if args.write_fixed is None else read_document(args.json_file)
+    # Where the whole document is not needed, a third of the memory is enough.
+    file = read_coco(args.json_file) if document is None else reduce_document(document, args.json_file)
+    findings = check_file(
+        CheckedFile(
+            file,
+            masks=args.masks,
+            keypoints=args.keypoints,
+            folder=args.images,
+            other=None if args.against is None else read_coco(args.against),
+            allow_outside=args.allow_outside,
         )
-        mended = {} if args.write_fixed is None else _write_fixed(args.json_file, args.write_fixed)
-    except DatasetError as error:
-        raise UsageError(str(error)) from None
+    )
+    mended = {} if document is None else _write_fixed(document, args.write_fixed)
     if args.json:
         print(json.dumps(_as_json(file, findings, mended), indent=2, ensure_ascii=False))
     else:
         _show(file, findings, mended, args)
-    return 2 if any(finding.severity == "error" for finding in findings) else 0
+    return ExitCode.WRONG_INPUT if any(finding.severity == "error" for finding in findings) else ExitCode.OK
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m nonlocal_det.tools.check_dataset",
-        description="Check an annotation file in COCO's format: what is wrong, what Detectron2 would do with "
-        "it, and the fix. Exit code 0: no errors; 2: errors, or wrong input.",
+    parser = make_parser(
+        "check_dataset",
+        "Check an annotation file in COCO's format: what is wrong, what Detectron2 would do with it, and the "
+        "fix. Exit code 0: no errors; 2: errors, or wrong input.",
     )
-    parser.add_argument("json_file", metavar="JSON", type=Path, help="the annotation file")
-    parser.add_argument(
-        "images",
-        metavar="IMAGES",
-        type=Path,
-        nargs="?",
-        help="the image folder; without it no picture is looked at",
-    )
-    parser.add_argument(
-        "--against",
-        metavar="OTHER.json",
-        type=Path,
-        help="a file that must have the same classes, as train and val",
-    )
-    parser.add_argument("--masks", action="store_true", help="masks are to be trained (MODEL.MASK_ON)")
-    parser.add_argument(
-        "--keypoints", action="store_true", help="keypoints are to be trained (MODEL.KEYPOINT_ON)"
-    )
-    parser.add_argument(
-        "--allow-outside",
-        action="store_true",
-        help="pictures may lie outside IMAGES (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument(
-        "--write-fixed",
-        metavar="OUT.json",
-        type=Path,
-        help="write the file with what can be mended safely mended",
-    )
+    add = parser.add_argument
+    add("json_file", metavar="JSON", type=Path, help="the annotation file")
+    images = "the image folder; without it no picture is looked at"
+    add("images", metavar="IMAGES", type=Path, nargs="?", help=images)
+    against = "a file that must have the same classes, as train and val"
+    add("--against", metavar="OTHER.json", type=Path, help=against)
+    add("--masks", action="store_true", help="masks are to be trained (MODEL.MASK_ON)")
+    add("--keypoints", action="store_true", help="keypoints are to be trained (MODEL.KEYPOINT_ON)")
+    outside = "pictures may lie outside IMAGES (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT)"
+    add("--allow-outside", action="store_true", help=outside)
+    add("--json", action="store_true", help="print the findings as JSON")
+    fixed = "write the file with what can be mended safely mended"
+    add("--write-fixed", metavar="OUT.json", type=Path, help=fixed)
     return parse(parser, argv)
 
 
@@ -113,31 +93,15 @@ def _same_file(a: Path, b: Path) -> bool:
     return a.resolve() == b.resolve() or (a.exists() and b.exists() and a.samefile(b))
 
 
-def _write_fixed(source: Path, target: Path) -> dict[str, int]:
-    from nonlocal_det.detection.annotations.coco_file import read_document
+def _write_fixed(document: dict[str, Any], target: Path) -> dict[str, int]:
     from nonlocal_det.detection.annotations.fixes import mend
 
-    document = read_document(source)
     mended = mend(document)
     if not target.parent.is_dir():
         raise UsageError(f"--write-fixed {target}: no such folder as {target.parent}")
-    # Beside the target and renamed at the end, so that a full disk or Ctrl-C leaves no half file.
-    handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file, ensure_ascii=False)
-        os.chmod(part, 0o666 & ~_umask())
-        os.replace(part, target)
-    except BaseException:
-        os.unlink(part)
-        raise
+    with whole_file(target) as part, part.open("w", encoding="utf-8") as file:
+        json.dump(document, file, ensure_ascii=False)
     return mended
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _as_json(file: CocoFile, findings: Sequence[Finding], mended: dict[str, int]) -> dict[str, Any]:

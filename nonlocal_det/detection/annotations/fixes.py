@@ -1,4 +1,4 @@
-"""Mending what is safe to mend in a COCO document; kinds are named as in ``checks.py``."""
+"""Mending what is safe to mend in a COCO document; kinds are named as in the tables of checks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from nonlocal_det.detection.annotations.coco_file import (
 )
 
 Document = dict[str, Any]
+Entry = dict[str, Any]
 
 #: A box may end this many pixels outside its image before it counts: tools round.
 BOX_TOLERANCE = 1.0
@@ -36,8 +37,32 @@ def mend(document: Document, kinds: Collection[str] | None = None) -> dict[str, 
     return {kind: number for kind, number in counts.items() if number}
 
 
-def _annotations(document: Document) -> list[dict[str, Any]]:
+def _annotations(document: Document) -> list[Entry]:
     return document.get("annotations", [])
+
+
+def _each(key: str, value: Callable[[Entry, tuple[Any, Any] | None], Any]) -> Callable[[Document], int]:
+    """Return a mender that sets a key of each annotation for which ``value`` has one.
+
+    ``value`` gets the annotation, and width and height of its image if they are known.
+    """
+
+    def mend_each(document: Document) -> int:
+        sizes = {_key(x.get("id")): (x["width"], x["height"]) for x in document["images"] if has_size(x)}
+        mended = 0
+        for annotation in _annotations(document):
+            new = value(annotation, sizes.get(_key(annotation.get("image_id"))))
+            if new is not None:
+                annotation[key] = new
+                mended += 1
+        return mended
+
+    return mend_each
+
+
+def _key(value: Any) -> Any:
+    """Return an id that can be looked up."""
+    return value if is_id(value) else repr(value)
 
 
 def _float_ids(document: Document) -> int:
@@ -55,46 +80,25 @@ def _float_ids(document: Document) -> int:
     return mended
 
 
-def _iscrowd_bool(document: Document) -> int:
-    wrong = [a for a in _annotations(document) if isinstance(a.get("iscrowd"), bool)]
-    for annotation in wrong:
-        annotation["iscrowd"] = int(annotation["iscrowd"])
-    return len(wrong)
+def _compressed(annotation: Entry, _: Any) -> Entry | None:
+    rle = annotation.get("segmentation")
+    if describe_mask(rle).kind != "counts":
+        return None
+    compressed = mask_util.frPyObjects(rle, *rle["size"])
+    return {"size": rle["size"], "counts": compressed["counts"].decode("ascii")}
 
 
-def _iscrowd_missing(document: Document) -> int:
-    wrong = [a for a in _annotations(document) if a.get("iscrowd") is None]
-    for annotation in wrong:
-        annotation["iscrowd"] = 0
-    return len(wrong)
+def _area(annotation: Entry, size: tuple[Any, Any] | None) -> float | None:
+    if annotation.get("area") is not None:
+        return None
+    area = _mask_area(annotation.get("segmentation"), size)
+    if area is None and is_box(annotation.get("bbox")):
+        area = float(annotation["bbox"][2] * annotation["bbox"][3])
+    return area
 
 
-def _uncompressed_rle(document: Document) -> int:
-    wrong = [a for a in _annotations(document) if describe_mask(a.get("segmentation")).kind == "counts"]
-    for annotation in wrong:
-        size = annotation["segmentation"]["size"]
-        rle = mask_util.frPyObjects(annotation["segmentation"], *size)
-        annotation["segmentation"] = {"size": size, "counts": rle["counts"].decode("ascii")}
-    return len(wrong)
-
-
-def _area_missing(document: Document) -> int:
-    sizes = _sizes(document)
-    mended = 0
-    for annotation in _annotations(document):
-        if annotation.get("area") is None:
-            area = _mask_area(annotation, sizes.get(_key(annotation.get("image_id"))))
-            if area is None and is_box(annotation.get("bbox")):
-                area = float(annotation["bbox"][2] * annotation["bbox"][3])
-            if area is not None:
-                annotation["area"] = area
-                mended += 1
-    return mended
-
-
-def _mask_area(annotation: dict[str, Any], size: tuple[Any, Any] | None) -> float | None:
+def _mask_area(segmentation: Any, size: tuple[Any, Any] | None) -> float | None:
     """Count the pixels of a mask; None without one."""
-    segmentation = annotation.get("segmentation")
     mask = describe_mask(segmentation)
     if not mask.usable:
         return None
@@ -108,31 +112,22 @@ def _mask_area(annotation: dict[str, Any], size: tuple[Any, Any] | None) -> floa
     return float(mask_util.area(mask_util.merge(mask_util.frPyObjects(polygons, *size[::-1]))))
 
 
-def _box_outside(document: Document) -> int:
-    sizes = _sizes(document)
-    mended = 0
-    for annotation in _annotations(document):
-        box, size = annotation.get("bbox"), sizes.get(_key(annotation.get("image_id")))
-        if size is None or not is_box(box):
-            continue
-        (x, y, width, height), (right, bottom) = box, size
-        over = max(-x, -y, x + width - right, y + height - bottom)
-        left, top = max(x, 0), max(y, 0)
-        clipped = [left, top, min(x + width, right) - left, min(y + height, bottom) - top]
-        if over > BOX_TOLERANCE and clipped[2] > 0 and clipped[3] > 0:
-            annotation["bbox"] = clipped
-            mended += 1
-    return mended
+def _clipped(annotation: Entry, size: tuple[Any, Any] | None) -> list[Any] | None:
+    box = annotation.get("bbox")
+    if size is None or not is_box(box):
+        return None
+    (x, y, width, height), (right, bottom) = box, size
+    over = max(-x, -y, x + width - right, y + height - bottom)
+    left, top = max(x, 0), max(y, 0)
+    clipped = [left, top, min(x + width, right) - left, min(y + height, bottom) - top]
+    return clipped if over > BOX_TOLERANCE and clipped[2] > 0 and clipped[3] > 0 else None
 
 
-def _num_keypoints_missing(document: Document) -> int:
-    mended = 0
-    for annotation in _annotations(document):
-        keypoints = annotation.get("keypoints")
-        if keypoints and annotation.get("num_keypoints") is None and finite_numbers(keypoints):
-            annotation["num_keypoints"] = sum(v > 0 for v in keypoints[2::3])
-            mended += 1
-    return mended
+def _labelled(annotation: Entry, _: Any) -> int | None:
+    keypoints = annotation.get("keypoints")
+    if keypoints and annotation.get("num_keypoints") is None and finite_numbers(keypoints):
+        return sum(v > 0 for v in keypoints[2::3])
+    return None
 
 
 def _keypoints_missing(document: Document) -> int:
@@ -173,28 +168,16 @@ def _category_ids(document: Document) -> int:
     return wrong
 
 
-def _sizes(document: Document) -> dict[Any, tuple[float, float]]:
-    """Return width and height of the images that have them, by id."""
-    return {
-        _key(image.get("id")): (image["width"], image["height"])
-        for image in document["images"]
-        if has_size(image)
-    }
-
-
-def _key(value: Any) -> Any:
-    """Return an id that can be looked up."""
-    return value if is_id(value) else repr(value)
-
-
 _MENDERS: dict[str, Callable[[Document], int]] = {
     "float_id": _float_ids,
-    "iscrowd_bool": _iscrowd_bool,
-    "iscrowd_missing": _iscrowd_missing,
-    "area_missing": _area_missing,
-    "uncompressed_rle": _uncompressed_rle,
-    "box_outside": _box_outside,
-    "num_keypoints_missing": _num_keypoints_missing,
+    "iscrowd_bool": _each(
+        "iscrowd", lambda a, _: int(a["iscrowd"]) if type(a.get("iscrowd")) is bool else None
+    ),
+    "iscrowd_missing": _each("iscrowd", lambda a, _: 0 if a.get("iscrowd") is None else None),
+    "area_missing": _each("area", _area),
+    "uncompressed_rle": _each("segmentation", _compressed),
+    "box_outside": _each("bbox", _clipped),
+    "num_keypoints_missing": _each("num_keypoints", _labelled),
     "keypoints_missing": _keypoints_missing,
     "annotation_id_0": _annotation_id_0,
     "category_ids": _category_ids,
@@ -202,12 +185,6 @@ _MENDERS: dict[str, Callable[[Document], int]] = {
 #: Every kind that can be mended, in the order in which it is done.
 MENDABLE = tuple(_MENDERS)
 #: What an evaluation needs. Boxes and category ids stay: scores and results are those of the user's file.
-FOR_EVALUATION = (
-    "float_id",
-    "iscrowd_bool",
-    "iscrowd_missing",
-    "area_missing",
-    "num_keypoints_missing",
-    "keypoints_missing",
-    "annotation_id_0",
+FOR_EVALUATION = tuple(
+    kind for kind in MENDABLE if kind not in ("uncompressed_rle", "box_outside", "category_ids")
 )

@@ -21,11 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from nonlocal_det.detection.annotations.coco_writer import write_coco
 from nonlocal_det.detection.synthetic import CONTEXT_CLASSES
-from nonlocal_det.detection.synthetic.command import check_numbers, draw_scenes, scene_command
+from nonlocal_det.detection.synthetic.command import Scene, scene_command, write_scenes
 from nonlocal_det.media.canvas import (
-    DRAWING_VERSION,
     SUBPIXELS,
     Colour,
     Layer,
@@ -52,7 +50,7 @@ _SIDES = (18, 36)
 _GAP = 4
 
 
-def draw_context(size: int, rng: np.random.Generator, label: int) -> tuple[np.ndarray, list[dict[str, Any]]]:
+def draw_context(size: int, rng: np.random.Generator, label: int) -> Scene:
     """Draw one scene.
 
     Args:
@@ -150,39 +148,28 @@ def write_context(directory: Path, *, count: int, size: int, seed: int, label: s
         ValueError: a number is out of range.
         OSError: something could not be written.
     """
-    check_numbers(count=count, size=size, seed=seed, sizes=(MIN_SIZE, MAX_SIZE))
 
-    def draw(index: int) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    def draw(index: int) -> Scene:
         first = chance(make_rng(seed, index // 2, 1), 50)
         return draw_context(size, make_rng(seed, index, 0), int(first) ^ (index % 2))
 
     categories = [{"id": number, "name": name} for number, name in enumerate(CONTEXT_CLASSES, start=1)]
-    info = {
-        "description": "Grey squares whose class is the colour of a disc (nonlocal_det)",
-        "version": str(DRAWING_VERSION),
-        "seed": seed,
-    }
-    write_coco(directory, draw_scenes(draw, count, label), categories, info)
+    description = "Grey squares whose class is the colour of a disc"
+    numbers = {"count": count, "size": size, "seed": seed, "sizes": (MIN_SIZE, MAX_SIZE)}
+    write_scenes(directory, draw, categories, description, **numbers, label=label)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a set of scenes to a folder.
-
-    Args:
-        argv: command line without the program's name; ``sys.argv`` by default.
-
-    Returns:
-        0, or 2 after wrong input.
-    """
+    """Write a set of scenes to a folder, as the command line says; return the exit code."""
     return scene_command(
         write_context,
+        argv,
         prog="python -m nonlocal_det.detection.synthetic.squares",
         description="Draw scenes of grey squares whose class is the colour of a disc elsewhere, and write "
         "them as a COCO-format data set: DIR/annotations.json (boxes, polygons, the distance to the disc) "
         "and DIR/images/*.png. The same numbers give the same pictures.",
         size=_REFERENCE,
         sizes=(MIN_SIZE, MAX_SIZE),
-        argv=argv,
     )
 
 
