@@ -90,48 +90,39 @@ def check_settings(cfg: CfgNode) -> None:
 
 
 def _check_keypoint_head(cfg: CfgNode) -> None:
-    node = cfg.MODEL.NONLOCAL
-    head = cfg.MODEL.ROI_KEYPOINT_HEAD
-    every = node.KEYPOINT_HEAD
+    key, head = "MODEL.NONLOCAL.KEYPOINT_HEAD", cfg.MODEL.ROI_KEYPOINT_HEAD
+    every, block = cfg.MODEL.NONLOCAL.KEYPOINT_HEAD, cfg.MODEL.NONLOCAL.BLOCK
     if every < 0:
-        raise config_error(
-            "MODEL.NONLOCAL.KEYPOINT_HEAD", every, "must be 0 (none) or more; the paper's is 2"
-        )
-    if every and node.BLOCK == "residual":
+        raise config_error(key, every, "must be 0 (none) or more; the paper's is 2")
+    if every and block == "residual":
         raise config_error(
             "MODEL.NONLOCAL.BLOCK",
-            node.BLOCK,
-            "the keypoint head has no residual blocks to take after, and MODEL.NONLOCAL.KEYPOINT_HEAD is "
-            f'{every}; write "non_local", or 0 there',
+            block,
+            f"the keypoint head has no residual blocks to take after, and {key} is {every}; write "
+            '"non_local", or 0 there',
         )
     if every and not cfg.MODEL.KEYPOINT_ON:
-        raise config_error(
-            "MODEL.NONLOCAL.KEYPOINT_HEAD",
-            every,
-            "would be ignored, as MODEL.KEYPOINT_ON is False; write MODEL.KEYPOINT_ON True, or 0 here",
-        )
+        what = "would be ignored, as MODEL.KEYPOINT_ON is False; write MODEL.KEYPOINT_ON True, or 0 here"
+        raise config_error(key, every, what)
     if every and head.NAME != KEYPOINT_HEAD:
+        what = f'would be ignored, as MODEL.ROI_KEYPOINT_HEAD.NAME is "{head.NAME}"'
+        raise config_error(key, every, f'{what}; write "{KEYPOINT_HEAD}" there')
+    if not (cfg.MODEL.KEYPOINT_ON and head.NAME == KEYPOINT_HEAD):
+        return
+    if not every:
         raise config_error(
-            "MODEL.NONLOCAL.KEYPOINT_HEAD",
+            key,
             every,
-            f'would be ignored, as MODEL.ROI_KEYPOINT_HEAD.NAME is "{head.NAME}"; '
-            f'write "{KEYPOINT_HEAD}" there',
+            f"no block would be inserted into {KEYPOINT_HEAD}; write 2 (a block after every 2 convs), or "
+            'MODEL.ROI_KEYPOINT_HEAD.NAME "KRCNNConvDeconvUpsampleHead"',
         )
-    if cfg.MODEL.KEYPOINT_ON and head.NAME == KEYPOINT_HEAD:
-        if not every:
-            raise config_error(
-                "MODEL.NONLOCAL.KEYPOINT_HEAD",
-                every,
-                f"no block would be inserted into {KEYPOINT_HEAD}; write 2 (a block after every 2 convs), or "
-                'MODEL.ROI_KEYPOINT_HEAD.NAME "KRCNNConvDeconvUpsampleHead"',
-            )
-        if every > len(head.CONV_DIMS):
-            raise config_error(
-                "MODEL.NONLOCAL.KEYPOINT_HEAD",
-                every,
-                f"no block would be inserted, as the head has {len(head.CONV_DIMS)} convs "
-                "(MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS); write that number or less, such as 2",
-            )
+    if every > len(head.CONV_DIMS):
+        raise config_error(
+            key,
+            every,
+            f"no block would be inserted, as the head has {len(head.CONV_DIMS)} convs "
+            "(MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS); write that number or less, such as 2",
+        )
 
 
 def check_parts(cfg: CfgNode, *, training: bool) -> None:

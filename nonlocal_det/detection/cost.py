@@ -22,7 +22,7 @@ DETECTIONS = 100
 def count_detector_flops(
     model: nn.Module, height: int, width: int, proposals: int = PROPOSALS, detections: int = DETECTIONS
 ) -> Flops:
-    """Count the multiply-adds of a detector for one image, whatever the detector would find there.
+    """Count the multiply-adds of a detector for one image, whatever it would find there.
 
     The backbone and the dense head run on an image. The heads of regions run on one region, and are
     multiplied by how many there are: their cost is the same for each. Not counted, and the same with and
@@ -80,11 +80,10 @@ class _Dense(nn.Module):
 class _Region(nn.Module):
     """What a head does to the cropped features [R, C, H, W] of regions."""
 
-    def __init__(self, call: Callable[[Tensor], Any], **modules: nn.Module) -> None:
+    def __init__(self, call: Callable[[Tensor], Any], *modules: nn.Module) -> None:
         super().__init__()
         self._call = call
-        for name, module in modules.items():
-            self.add_module(name, module)
+        self.modules_called = nn.ModuleList(modules)
 
     def forward(self, features: Tensor) -> Any:
         return self._call(features)
@@ -92,47 +91,30 @@ class _Region(nn.Module):
 
 def _region_parts(model: GeneralizedRCNN) -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     """The heads that see regions, by name, with the shape (C, H, W) of what they get for one."""
-    heads, maps = model.roi_heads, model.backbone.output_shape()
+    heads = model.roi_heads
+
+    def shape(features: list[str], pooler: nn.Module) -> tuple[int, ...]:
+        size = pooler.output_size
+        sides = (size, size) if isinstance(size, int) else tuple(size)
+        return (model.backbone.output_shape()[features[0]].channels, *sides)
+
     if isinstance(heads, Res5ROIHeads):
-        shape = (maps[heads.in_features[0]].channels, *_size(heads.pooler))
-        parts = {
-            "box_head": _Region(
-                lambda x: heads.box_predictor(heads.res5(x).mean(dim=[2, 3])),
-                res5=heads.res5,
-                predictor=heads.box_predictor,
-            )
-        }
+        res5, predictor, mask_head = heads.res5, heads.box_predictor, getattr(heads, "mask_head", None)
+        parts = {"box_head": _Region(lambda x: predictor(res5(x).mean(dim=[2, 3])), res5, predictor)}
         if heads.mask_on:
-            parts["mask_head"] = _Region(
-                lambda x: heads.mask_head.layers(heads.res5(x)), res5=heads.res5, head=heads.mask_head
-            )
-        return {name: (part, shape) for name, part in parts.items()}
+            parts["mask_head"] = _Region(lambda x: mask_head.layers(res5(x)), res5, mask_head)
+        return {name: (part, shape(heads.in_features, heads.pooler)) for name, part in parts.items()}
     if isinstance(heads, CascadeROIHeads) or not isinstance(heads, StandardROIHeads):
         raise ConfigError(
             f"MODEL.ROI_HEADS.NAME is {type(heads).__name__!r}, whose parts are not known; write "
             '"StandardROIHeads" or "Res5ROIHeads"'
         )
-    parts = {
-        "box_head": (
-            _Region(
-                lambda x: heads.box_predictor(heads.box_head(x)),
-                head=heads.box_head,
-                predictor=heads.box_predictor,
-            ),
-            (maps[heads.box_in_features[0]].channels, *_size(heads.box_pooler)),
-        )
-    }
+    box_head, predictor = heads.box_head, heads.box_predictor
+    box = _Region(lambda x: predictor(box_head(x)), box_head, predictor)
+    found = {"box_head": (box, shape(heads.box_in_features, heads.box_pooler))}
     for name in ("mask", "keypoint"):
         if getattr(heads, f"{name}_on"):
             head = getattr(heads, f"{name}_head")
-            shape = (
-                maps[getattr(heads, f"{name}_in_features")[0]].channels,
-                *_size(getattr(heads, f"{name}_pooler")),
-            )
-            parts[f"{name}_head"] = _Region(head.layers, head=head), shape
-    return parts
-
-
-def _size(pooler: nn.Module) -> tuple[int, int]:
-    size = pooler.output_size
-    return (size, size) if isinstance(size, int) else tuple(size)
+            size = shape(getattr(heads, f"{name}_in_features"), getattr(heads, f"{name}_pooler"))
+            found[f"{name}_head"] = _Region(head.layers, head), size
+    return found

@@ -101,43 +101,29 @@ class COCOEvaluator(Detectron2Evaluator):
     - missing areas, missing or Boolean "iscrowd", missing "num_keypoints" and annotation id 0 (which
       pycocotools counts as a miss) are mended in memory, and the log says so;
     - a model that finds nothing scores 0, not NaN. NaN means that there is nothing to find;
-    - of a data set without annotations the results are written, and there is no score.
+    - of a data set without annotations the results are written, and there is no score;
+    - a file that has not changed is read once, and a built-in data set is drawn where it is missing.
 
     Args:
         dataset_name: a registered data set in COCO's format, or one that Detectron2 can convert to it.
         tasks: of "bbox", "segm" and "keypoints"; by default those in the predictions.
-        distributed: whether to collect the predictions of all processes and evaluate in the main one.
-        output_dir: where predictions and results are written; nowhere by default.
-        max_dets_per_image: limit for boxes and masks; 100, COCO's, by default.
+        *args: as for the base.
         use_fast_impl: hotcoco; otherwise pycocotools, as Detectron2 uses it.
-        kpt_oks_sigmas: constants of the object keypoint similarity; COCO's 17 by default.
-        allow_cached_coco: whether a conversion of an earlier run may be used.
+        **kwargs: as for the base.
     """
 
     def __init__(
         self,
         dataset_name: str,
         tasks: Sequence[str] | CfgNode | None = None,
-        distributed: bool = True,
-        output_dir: str | None = None,
-        *,
-        max_dets_per_image: int | None = None,
+        *args: Any,
         use_fast_impl: bool = True,
-        kpt_oks_sigmas: Sequence[float] = (),
-        allow_cached_coco: bool = True,
+        **kwargs: Any,
     ) -> None:
         ensure_made(dataset_name)
         with annotation_files_from(lend_document):
-            super().__init__(
-                dataset_name,
-                tasks,
-                distributed,
-                output_dir,
-                max_dets_per_image=max_dets_per_image,
-                use_fast_impl=False,  # that one needs the compiled extension
-                kpt_oks_sigmas=kpt_oks_sigmas,
-                allow_cached_coco=allow_cached_coco,
-            )
+            # Its own fast form needs the compiled extension.
+            super().__init__(dataset_name, tasks, *args, use_fast_impl=False, **kwargs)
         self._use_fast_impl = use_fast_impl
         document = self._coco_api.dataset
         self._do_evaluation = bool(document.get("annotations"))

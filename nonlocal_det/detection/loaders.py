@@ -17,6 +17,7 @@ from detectron2.data import (
 from detectron2.utils import comm
 from torch.utils.data import DataLoader
 
+from nonlocal_det.config.messages import config_error
 from nonlocal_det.data.loader import TrainLoader, named_reason
 from nonlocal_det.data.order import EpochOrder
 from nonlocal_det.detection.annotations.documents import (
@@ -25,7 +26,6 @@ from nonlocal_det.detection.annotations.documents import (
     take_document,
 )
 from nonlocal_det.detection.mapper import PictureMapper
-from nonlocal_det.errors import ConfigError
 from nonlocal_det.media.folders import outside
 from nonlocal_det.upstream import annotation_files_from
 
@@ -60,10 +60,8 @@ def build_train_loader(cfg: CfgNode, seed: int) -> TrainLoader:
     try:
         groups = [int(x["width"] > x["height"]) for x in dataset] if parts["aspect_ratio_grouping"] else None
     except KeyError as error:
-        raise ConfigError(
-            f"DATALOADER.ASPECT_RATIO_GROUPING is True: {cfg.DATASETS.TRAIN} has an image without {error}; "
-            "give every image its size, or write False"
-        ) from error
+        what = f"{cfg.DATASETS.TRAIN} has an image without {error}; give every image its size, or write False"
+        raise config_error("DATALOADER.ASPECT_RATIO_GROUPING", True, what) from error
     return TrainLoader(
         dataset,
         PictureMapper(parts["mapper"]),
@@ -150,16 +148,7 @@ class _OrReason:
 
 
 def _check_picture_paths(cfg: CfgNode, names: Sequence[str], images: Sequence[Mapping[str, Any]]) -> None:
-    """Check that all pictures lie in the image folders of their data sets, as far as those are known.
-
-    Args:
-        cfg: a config with DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT.
-        names: the data sets.
-        images: their dataset dicts.
-
-    Raises:
-        ConfigError: a picture lies outside; the message has the first one.
-    """
+    """Refuse pictures outside the image folders of their data sets, as far as those are known."""
     roots = [MetadataCatalog.get(name).get("image_root") for name in names]
     if cfg.DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT or not isinstance(images, list) or None in roots:
         return
@@ -167,8 +156,10 @@ def _check_picture_paths(cfg: CfgNode, names: Sequence[str], images: Sequence[Ma
     found = outside([image["file_name"] for image in named], roots)
     if found:
         first = named[found[0]]
-        raise ConfigError(
-            f"DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT is False: image {first.get('image_id')} of "
-            f"{', '.join(names)} leads out of the image folder {', '.join(map(str, roots))}: "
-            f"{first['file_name']} ({len(found)} of {len(named)} images); correct file_name, or write True"
+        raise config_error(
+            "DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT",
+            False,
+            f"image {first.get('image_id')} of {', '.join(names)} leads out of the image folder "
+            f"{', '.join(map(str, roots))}: {first['file_name']} ({len(found)} of {len(named)} images); "
+            "correct file_name, or write True",
         )

@@ -87,25 +87,19 @@ def by_distance(
     bins = []
     for index, (low, high) in enumerate(pairwise(ends)):
         objects = [one for one in truth["annotations"] if low <= one["distance"] < high]
-        if not objects:
-            continue
-        detections = [chosen.get(one["id"]) for one in objects]
-        values = precision[:, :, :, index, -1]
-        values = values[values > -1]
-        bins.append(
-            {
-                "low": low,
-                "high": None if high == float("inf") else high,
-                "objects": len(objects),
-                "found": sum(detection is not None for detection in detections),
-                "right": sum(
-                    detection is not None and detection["category_id"] == one["category_id"]
-                    for one, detection in zip(objects, detections, strict=True)
-                ),
-                "AP": 100 * float(values.mean()) if values.size else None,
-            }
-        )
+        if objects:
+            found = [(one, chosen[one["id"]]) for one in objects if one["id"] in chosen]
+            right = [one["category_id"] == detection["category_id"] for one, detection in found]
+            values = precision[:, :, :, index, -1]
+            values = values[values > -1]
+            ap = 100 * float(values.mean()) if values.size else None
+            bins.append({**_bin(low, high, len(objects), len(found), sum(right)), "AP": ap})
     return bins
+
+
+def _bin(low: float, high: float, objects: int, found: int, right: int) -> dict[str, Any]:
+    end = None if high == float("inf") else high
+    return {"low": low, "high": end, "objects": objects, "found": found, "right": right}
 
 
 def left_hands(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -124,11 +118,8 @@ def left_hands(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -
         "objects", how many persons have both wrists; "found" of them; "right", those with their hands right.
     """
     pairs = _pairs(truth, results, ("wrist",))
-    return {
-        "objects": len(pairs),
-        "found": sum(right is not None for _, right in pairs),
-        "right": sum(bool(right) for _, right in pairs),
-    }
+    found = [right for _, right in pairs if right is not None]
+    return {"objects": len(pairs), "found": len(found), "right": sum(found)}
 
 
 def sides_by_distance(
@@ -154,15 +145,8 @@ def sides_by_distance(
     for low, high in pairwise(ends):
         inside = [right for distance, right in pairs if distance is not None and low <= distance < high]
         if inside:
-            bins.append(
-                {
-                    "low": low,
-                    "high": None if high == float("inf") else high,
-                    "objects": len(inside),
-                    "found": sum(right is not None for right in inside),
-                    "right": sum(bool(right) for right in inside),
-                }
-            )
+            found = [right for right in inside if right is not None]
+            bins.append(_bin(low, high, len(inside), len(found), sum(found)))
     return bins
 
 
@@ -220,24 +204,18 @@ def _precision_by_distance(
 ) -> np.ndarray:
     """Return COCO's precision [T, R, K, A, M] with bins of distance in the place of ranges of area."""
     discs = {one["image_id"]: one["disc"] for one in truth["annotations"]}
+    objects = [{**one, "area": one["distance"]} for one in truth["annotations"]]
+    detections = [
+        {**one, "id": number, "iscrowd": 0, "area": _distance(one["bbox"], discs[one["image_id"]])}
+        for number, one in enumerate(results, start=1)
+        if one["image_id"] in discs
+    ]
     with contextlib.redirect_stdout(io.StringIO()):
-        objects = COCO()
-        objects.dataset = {
-            **truth,
-            "annotations": [{**one, "area": one["distance"]} for one in truth["annotations"]],
-        }
-        objects.createIndex()
-        detections = COCO()
-        detections.dataset = {
-            **truth,
-            "annotations": [
-                {**one, "id": number, "iscrowd": 0, "area": _distance(one["bbox"], discs[one["image_id"]])}
-                for number, one in enumerate(results, start=1)
-                if one["image_id"] in discs
-            ],
-        }
-        detections.createIndex()
-        evaluation = COCOeval(objects, detections, "bbox")
+        indexed = [COCO(), COCO()]
+        for coco, annotations in zip(indexed, (objects, detections), strict=True):
+            coco.dataset = {**truth, "annotations": annotations}
+            coco.createIndex()
+        evaluation = COCOeval(*indexed, "bbox")
         # Both ends belong to a range there. Distances come in quarters of a pixel.
         evaluation.params.areaRng = [[low, high - 1e-6] for low, high in pairwise(ends)]
         evaluation.params.areaRngLbl = [str(low) for low in ends[:-1]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, NamedTuple
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
@@ -23,7 +23,7 @@ from nonlocal_det.detection.annotations.keypoints import flip_pairs, oks_sigmas
 from nonlocal_det.detection.config import detector_key
 from nonlocal_det.errors import ConfigError, DatasetError, counted
 
-__all__ = ["Summary", "apply_datasets", "named", "register_from_config", "summarize", "summarize_file"]
+__all__ = ["Summary", "apply_datasets", "named", "register_from_config", "summarize"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,15 +51,14 @@ class Summary:
     has_rle: bool
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """One data set of DATASETS.REGISTER, and what the config wants of its objects."""
 
     name: str
     json_file: str
     image_root: str
-    masks: bool = False
-    keypoints: bool = False
+    masks: bool
+    keypoints: bool
 
 
 #: What this module has registered, so that a second call changes nothing.
@@ -93,7 +92,7 @@ def apply_datasets(cfg: CfgNode, folders: Iterable[Path], user_keys: set[str]) -
     ]
     files = {name: json_file for name, json_file, _ in cfg.DATASETS.REGISTER}
     used = {name: files[name] for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST) if name in files}
-    summaries = {name: _summarize(json_file, keep=True) for name, json_file in used.items()}
+    summaries = {name: summarize(json_file, keep=True) for name, json_file in used.items()}
     if used:
         first = next(iter(used))
         _check_agreement(cfg, summaries, first)
@@ -131,31 +130,18 @@ def summarize(json_file: str | os.PathLike[str], *, keep: bool = False) -> Summa
         keep: whether to keep its content, if it has to be read, for those who load it.
 
     Raises:
-        DatasetError: it cannot be read, has no categories, or names its keypoints in more than one way.
+        ConfigError: it cannot be read, has no categories, or names its keypoints in more than one way.
     """
     name, state = os.fspath(json_file), file_state(json_file)
     if name not in _summaries or _summaries[name][0] != state:
-        _summaries[name] = state, summarize_file(keep_file(name) if keep else read_coco(name))
+        try:
+            _summaries[name] = state, _summarize(keep_file(name) if keep else read_coco(name))
+        except DatasetError as error:
+            raise ConfigError(f"{_KEY}: {error}") from None
     return _summaries[name][1]
 
 
-def _summarize(json_file: str, *, keep: bool = False) -> Summary:
-    """Do as :func:`summarize` for a file that the config names."""
-    try:
-        return summarize(json_file, keep=keep)
-    except DatasetError as error:
-        raise ConfigError(f"{_KEY}: {error}") from None
-
-
-def summarize_file(file: CocoFile) -> Summary:
-    """Return what an annotation file that has been read says of the model.
-
-    Args:
-        file: the file.
-
-    Raises:
-        DatasetError: as :func:`summarize`.
-    """
+def _summarize(file: CocoFile) -> Summary:
     for category in file.categories:
         if not is_id(category.get("id")) or not isinstance(category.get("name"), str):
             raise DatasetError(
@@ -171,7 +157,7 @@ def summarize_file(file: CocoFile) -> Summary:
         category_ids=tuple(int(category["id"]) for category in categories),
         keypoints=names,
         skeleton=skeleton,
-        has_rle=any(a.mask.kind in ("rle", "counts") and not a.iscrowd for a in file.annotations or ()),
+        has_rle=any(a.mask.kind in ("rle", "counts") and not a.iscrowd for a in file.annotations),
     )
 
 
@@ -179,7 +165,7 @@ def _keypoints(
     file: CocoFile, categories: Sequence[dict[str, Any]]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
     """Return names and skeleton of the keypoints, which are empty where no object has any."""
-    lengths = {a.keypoints.length for a in file.annotations or () if a.keypoints is not None}
+    lengths = {a.keypoints.length for a in file.annotations if a.keypoints is not None}
     if not lengths and file.annotations:
         return (), ()  # tools write lists of names for classes without keypoints too
     named = [c for c in categories if isinstance(c.get("keypoints"), list) and c["keypoints"]]
@@ -336,7 +322,7 @@ def _register(entry: _Entry) -> None:
             )
         DatasetCatalog.remove(name)
         MetadataCatalog.pop(name, None)
-    summary = _summarize(entry.json_file)
+    summary = summarize(entry.json_file)
     DatasetCatalog.register(name, partial(_load, entry))
     metadata = MetadataCatalog.get(name)
     metadata.set(

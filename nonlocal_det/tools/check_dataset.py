@@ -118,7 +118,7 @@ def _as_json(file: CocoFile, findings: Sequence[Finding], mended: dict[str, int]
 def _counts(file: CocoFile) -> dict[str, int]:
     return {
         "images": len(file.images),
-        "annotations": len(file.annotations or ()),
+        "annotations": len(file.annotations),
         "categories": len(file.categories),
     }
 

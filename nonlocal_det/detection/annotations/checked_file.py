@@ -44,34 +44,19 @@ class CheckedFile:
     allow_outside: bool = False
     max_bad_fraction: float | None = None
 
-    @property
-    def images(self) -> list[dict[str, Any]]:
-        """The file's images."""
-        return self.file.images
-
-    @property
-    def categories(self) -> list[dict[str, Any]]:
-        """The file's categories."""
-        return self.file.categories
-
-    @property
-    def annotations(self) -> list[Annotation]:
-        """The file's annotations; empty where it has no such section."""
-        return self.file.annotations or []
-
     @cached_property
     def sizes(self) -> dict[Any, tuple[float, float]]:
         """Width and height of the images that have them, by id."""
         return {
             image["id"]: (image["width"], image["height"])
-            for image in self.images
+            for image in self.file.images
             if is_id(image.get("id")) and has_size(image)
         }
 
     @cached_property
     def boxes(self) -> tuple[list[Annotation], np.ndarray, np.ndarray]:
         """Annotations with a box; x, y, width, height of each [N, 4]; width, height of its image [N, 2]."""
-        boxed = [a for a in self.annotations if is_box(a.bbox)]
+        boxed = [a for a in self.file.annotations if is_box(a.bbox)]
         boxes = np.array([a.bbox for a in boxed], dtype=np.float64).reshape(-1, 4)
         unknown = (np.inf, np.inf)
         limits = [self.sizes.get(a.image_id, unknown) if is_id(a.image_id) else unknown for a in boxed]
@@ -82,7 +67,7 @@ class CheckedFile:
         """Images whose file name leads out of the image folder, unless it may."""
         if self.allow_outside:
             return []
-        named = [image for image in self.images if isinstance(image.get("file_name"), str)]
+        named = [image for image in self.file.images if isinstance(image.get("file_name"), str)]
         # Without a folder the name itself must tell: nothing can be below a file.
         folder = self.file.path / "images" if self.folder is None else self.folder
         return [named[i] for i in outside([os.path.join(folder, x["file_name"]) for x in named], [folder])]
@@ -91,7 +76,7 @@ class CheckedFile:
     def named_images(self) -> list[dict[str, Any]]:
         """Images with a file name that may be looked up."""
         refused = {id(image) for image in self.outside_images}
-        return [x for x in self.images if isinstance(x.get("file_name"), str) and id(x) not in refused]
+        return [x for x in self.file.images if isinstance(x.get("file_name"), str) and id(x) not in refused]
 
     @cached_property
     def pictures(self) -> list[Picture]:

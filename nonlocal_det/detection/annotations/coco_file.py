@@ -72,13 +72,13 @@ class CocoFile:
     Attributes:
         path: where it was read from.
         images: the entries of "images" as they stand in the file.
-        annotations: those of "annotations"; None where the file has no such key.
+        annotations: those of "annotations"; empty where the file has no such key.
         categories: those of "categories".
     """
 
     path: Path
     images: list[dict[str, Any]]
-    annotations: list[Annotation] | None
+    annotations: list[Annotation]
     categories: list[dict[str, Any]]
 
 
@@ -86,13 +86,10 @@ def read_coco(path: str | os.PathLike[str]) -> CocoFile:
     """Read what the checks need of an annotation file.
 
     Masks are reduced to a few numbers while the file is read: large files take a third of the memory of
-    ``json.load``.
+    ``json.load``. The sections are lists of objects; nothing is known yet of what those hold.
 
     Args:
         path: a JSON file.
-
-    Returns:
-        The file. Its sections are lists of objects; nothing is known yet of what those hold.
 
     Raises:
         DatasetError: the file cannot be read, is not JSON, or is not made like a COCO file.
@@ -109,24 +106,15 @@ def reduce_document(document: dict[str, Any], path: str | os.PathLike[str]) -> C
         document: from :func:`read_document`.
         path: where it was read from.
     """
-    annotations = document.get("annotations")
-    return CocoFile(
-        Path(path),
-        document["images"],
-        None if annotations is None else [_annotation(entry) for entry in annotations],
-        document["categories"],
-    )
+    annotations = [_annotation(entry) for entry in document.get("annotations", ())]
+    return CocoFile(Path(path), document["images"], annotations, document["categories"])
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read an annotation file whole.
+    """Read an annotation file whole: an object with lists of objects, as :func:`read_coco` has them.
 
     Args:
         path: a JSON file.
-
-    Returns:
-        The file's content, whose "images", "categories" and, where it has them, "annotations" are lists of
-        objects.
 
     Raises:
         DatasetError: as :func:`read_coco`.
@@ -137,11 +125,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def describe_mask(segmentation: Any) -> Mask:
-    """Reduce a "segmentation" to what the checks need.
-
-    Args:
-        segmentation: the value as JSON gives it.
-    """
+    """Reduce a "segmentation", as JSON gives it, to what the checks need."""
     if segmentation is None:
         return _ABSENT
     if isinstance(segmentation, list):
@@ -187,10 +171,7 @@ def _describe_rle(rle: dict[str, Any]) -> Mask:
     if not isinstance(counts, list) or not all(type(count) is int and count >= 0 for count in counts):
         return Mask("broken", why="the counts of its RLE are neither text nor a list of whole numbers")
     if sum(counts) != size[0] * size[1]:
-        return Mask(
-            "broken",
-            why=f"its RLE has {sum(counts)} pixels, but the size {size}",
-        )
+        return Mask("broken", why=f"its RLE has {sum(counts)} pixels, but the size {size}")
     return Mask("counts", size=tuple(size))
 
 
@@ -228,11 +209,7 @@ def has_size(image: dict[str, Any]) -> bool:
 
 
 def finite_numbers(values: list[Any]) -> bool:
-    """Return whether a list holds finite numbers only.
-
-    Args:
-        values: of any type.
-    """
+    """Return whether a list holds finite numbers only."""
     try:
         return math.isfinite(sum(array("d", values)))
     except (TypeError, OverflowError):

@@ -20,7 +20,7 @@ def mask_to_polygons(mask: np.ndarray) -> list[list[int]]:
     COCO's polygons have no holes: a part with a hole is cut in two, through the hole.
 
     Args:
-        mask: Bool array [height, width].
+        mask: bool [height, width].
 
     Returns:
         One flat list x0, y0, x1, y1, ... per polygon, in pixel edges: x in [0, width] and y in [0, height].
@@ -75,13 +75,13 @@ def write_coco(
     Image and annotation ids count from 1 in the order of ``pictures``.
 
     Args:
-        directory: Where to write; made where it does not exist.
-        pictures: Pairs of an RGB picture, uint8 [height, width, 3], and its annotations without ids.
+        directory: where to write; made where it does not exist.
+        pictures: pairs of an RGB picture, uint8 [height, width, 3], and its annotations without ids.
         categories: COCO's "categories".
         info: COCO's "info".
 
     Raises:
-        OSError: Something could not be written.
+        OSError: something could not be written.
     """
     (directory / IMAGES_FOLDER).mkdir(parents=True, exist_ok=True)
     images: list[dict[str, Any]] = []

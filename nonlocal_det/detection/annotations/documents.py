@@ -32,9 +32,6 @@ def file_state(path: str | os.PathLike[str]) -> tuple[int, int] | None:
 def keep_file(path: str | os.PathLike[str]) -> CocoFile:
     """Return what the checks need of an annotation file, and keep all of it for those who need it next.
 
-    Args:
-        path: a JSON file.
-
     Raises:
         DatasetError: it cannot be read, is not JSON, or is not made like a COCO file.
     """
@@ -49,12 +46,8 @@ def keep_file(path: str | os.PathLike[str]) -> CocoFile:
 def lend_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return an annotation file's content, which is kept.
 
-    Args:
-        path: a JSON file.
-
-    Returns:
-        A copy as far as Detectron2, pycocotools and :func:`fixes.mend` change it: keys of entries, and the
-        numbers of keypoints.
+    It is a copy as far as Detectron2, pycocotools and :func:`fixes.mend` change it: keys of entries, and the
+    numbers of keypoints.
 
     Raises:
         DatasetError: as :func:`keep_file`.
@@ -72,9 +65,6 @@ def lend_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 def take_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return an annotation file's content, which is kept no longer and may be changed.
 
-    Args:
-        path: a JSON file.
-
     Raises:
         DatasetError: as :func:`keep_file`.
     """
@@ -83,10 +73,6 @@ def take_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def release_documents(but: Collection[str | None] = ()) -> None:
-    """Forget what is kept.
-
-    Args:
-        but: paths of files that stay.
-    """
+    """Forget what is kept, but for some paths."""
     for name in _kept.keys() - set(but):
         del _kept[name]

@@ -27,14 +27,7 @@ _SNIFFED = 64 * 1024
 
 
 def recognise_document(document: Any) -> str | None:
-    """Name the format of a JSON document that is not COCO's.
-
-    Args:
-        document: what the JSON file holds.
-
-    Returns:
-        One line with the format and how to convert it; None where it is not known.
-    """
+    """Return the format of a JSON document that is not COCO's, and how to convert it; None if not known."""
     if isinstance(document, list):
         first = document[0] if document else None
         if isinstance(first, tuple) or (isinstance(first, dict) and "image_id" in first):
@@ -62,14 +55,7 @@ def recognise_document(document: Any) -> str | None:
 
 
 def recognise_path(path: str | os.PathLike[str]) -> str | None:
-    """Name the format of a folder, or of a file that is not JSON, by its content.
-
-    Args:
-        path: a folder or a file.
-
-    Returns:
-        One line with the format and how to convert it; None where it is not known.
-    """
+    """Return what :func:`recognise_document` does for a folder, or a file that is not JSON."""
     path = Path(path)
     if path.is_dir():
         for pattern, recognise in _FOLDERS:

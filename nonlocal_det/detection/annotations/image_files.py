@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,18 +44,16 @@ def missing_pictures(
         images: entries with a "file_name".
         folder: where file names start.
     """
-    listed: dict[str, set[str]] = {}
-    missing = []
-    for image in images:
-        parent, name = os.path.split(os.path.join(folder, image["file_name"]))
-        if parent not in listed:
-            try:
-                listed[parent] = set(os.listdir(parent))
-            except (OSError, ValueError):
-                listed[parent] = set()
-        if name not in listed[parent]:
-            missing.append(image)
-    return missing
+
+    @cache
+    def names(parent: str) -> set[str]:
+        try:
+            return set(os.listdir(parent))
+        except (OSError, ValueError):
+            return set()
+
+    split = [os.path.split(os.path.join(folder, image["file_name"])) for image in images]
+    return [image for image, (parent, name) in zip(images, split, strict=True) if name not in names(parent)]
 
 
 def look_at(

@@ -108,4 +108,4 @@ def test_what_is_no_text(tmp_path):
     path.write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
     assert "not a text file" in message(path)
     path.write_text('\ufeff{"images": [], "categories": []}')  # a byte order mark, as Windows tools write it
-    assert read_coco(path).annotations is None
+    assert read_coco(path).annotations == []

@@ -15,7 +15,7 @@ _COCO_IDS = [category["id"] for category in COCO_CATEGORIES if category["isthing
 
 
 def _category_ids(checked: CheckedFile) -> Found:
-    ids = sorted({int(c["id"]) for c in checked.categories if is_id(c.get("id"))})
+    ids = sorted({int(c["id"]) for c in checked.file.categories if is_id(c.get("id"))})
     if ids in (list(range(1, len(ids) + 1)), _COCO_IDS):
         return Found([])
     starts = ids == list(range(len(ids)))
@@ -24,11 +24,11 @@ def _category_ids(checked: CheckedFile) -> Found:
 
 
 def _unused_category(checked: CheckedFile) -> Found:
-    if not checked.annotations:
+    if not checked.file.annotations:
         return Found([])
-    used = {a.category_id for a in checked.annotations if is_id(a.category_id)}
-    parents = [category.get("supercategory") for category in checked.categories]
-    unused = [c for c in checked.categories if is_id(c.get("id")) and c["id"] not in used]
+    used = {a.category_id for a in checked.file.annotations if is_id(a.category_id)}
+    parents = [category.get("supercategory") for category in checked.file.categories]
+    unused = [c for c in checked.file.categories if is_id(c.get("id")) and c["id"] not in used]
     parent = any(category.get("name") in parents for category in unused)
     what = "category without any annotation (a super-category of others)" if parent else None
     return Found(list(map(_named, unused)), what)
@@ -39,13 +39,13 @@ def _named(category: dict[str, Any]) -> str:
 
 
 def _one_keypoint_categories(checked: CheckedFile) -> list[str]:
-    lists = [category.get("keypoints") for category in checked.categories]
+    lists = [category.get("keypoints") for category in checked.file.categories]
     if len(lists) < 2 or not all(isinstance(names, list) and len(names) <= 1 for names in lists):
         return []
     # Tools write empty lists for classes of boxes, too: then there are annotations without keypoints.
-    if not all(a.keypoints is not None and a.keypoints.length == 3 for a in checked.annotations):
+    if not all(a.keypoints is not None and a.keypoints.length == 3 for a in checked.file.annotations):
         return []
-    return list(map(_named, checked.categories))
+    return list(map(_named, checked.file.categories))
 
 
 def _classes_differ(checked: CheckedFile) -> list[str]:
@@ -83,7 +83,7 @@ CHECKS = {
         "no category",
         "stops with a ValueError when it loads the file",
         "list the classes under categories",
-        lambda checked: [] if checked.categories else ["categories is empty"],
+        lambda checked: [] if checked.file.categories else ["categories is empty"],
     ),
     "category_ids": warning(
         "category ids are not 1, 2, 3, ...",

@@ -10,9 +10,7 @@ from nonlocal_det.detection.annotations.checks.table import (
     Finder,
     Found,
     annotations,
-    categories,
     error,
-    images,
     needed_for_training,
     not_crowd,
     warning,
@@ -36,8 +34,8 @@ def _missing_key(checked: CheckedFile) -> Found:
         lambda a: None in a[:4] and lacks(of_annotation, (a.id, a.image_id, a.category_id, a.bbox)),
     )
     for unit, entries, needed in (
-        ("image", checked.images, ("id", "file_name", "width", "height")),
-        ("category", checked.categories, ("id", "name")),
+        ("image", checked.file.images, ("id", "file_name", "width", "height")),
+        ("category", checked.file.categories, ("id", "name")),
     ):
         found += where(unit, entries, lambda e, needed=needed: lacks(needed, [e.get(key) for key in needed]))
     return Found(found, f"missing key{'s' if len(keys) > 1 else ''} {', '.join(sorted(keys))}")
@@ -47,8 +45,8 @@ def _ids(wrong: Callable[[Any], bool]) -> Finder:
     """Return a finder of the entries of which an id is wrong."""
 
     def find(checked: CheckedFile) -> list[str]:
-        found = where("image", checked.images, lambda image: wrong(image.get("id")))
-        found += where("category", checked.categories, lambda category: wrong(category.get("id")))
+        found = where("image", checked.file.images, lambda image: wrong(image.get("id")))
+        found += where("category", checked.file.categories, lambda category: wrong(category.get("id")))
         return found + wrong_annotations(
             checked, lambda a: wrong(a.id) or wrong(a.image_id) or wrong(a.category_id)
         )
@@ -58,14 +56,9 @@ def _ids(wrong: Callable[[Any], bool]) -> Finder:
 
 def _id_type(checked: CheckedFile) -> Found:
     found = _ids(lambda value: value is not None and not is_id(value))(checked)
-    lost = _lost_by_type(checked) if found else 0
-    return Found(
-        found,
-        f"id that is no whole number from 0 up, so that {lost} of {len(checked.annotations)} annotations "
-        f"{'belongs' if lost == 1 else 'belong'} to no image"
-        if lost
-        else None,
-    )
+    lost, of = _lost_by_type(checked) if found else 0, len(checked.file.annotations)
+    belong = f"{lost} of {of} annotations {'belongs' if lost == 1 else 'belong'} to no image"
+    return Found(found, f"id that is no whole number from 0 up, so that {belong}" if lost else None)
 
 
 def _lost_by_type(checked: CheckedFile) -> int:
@@ -74,9 +67,9 @@ def _lost_by_type(checked: CheckedFile) -> int:
     def typed(value: Any) -> tuple[bool, str]:
         return isinstance(value, str), str(value)
 
-    exact = {typed(image.get("id")) for image in checked.images}
-    loose = {str(image.get("id")) for image in checked.images}
-    return sum(typed(a.image_id) not in exact and str(a.image_id) in loose for a in checked.annotations)
+    exact = {typed(image.get("id")) for image in checked.file.images}
+    loose = {str(image.get("id")) for image in checked.file.images}
+    return sum(typed(a.image_id) not in exact and str(a.image_id) in loose for a in checked.file.annotations)
 
 
 def _no_text(value: Any) -> bool:
@@ -96,7 +89,7 @@ def _no_flag(value: Any) -> bool:
 
 
 def _all_crowd(checked: CheckedFile) -> Found:
-    return Found([]) if any(map(not_crowd, checked.annotations)) else needed_for_training(checked)
+    return Found([]) if any(map(not_crowd, checked.file.annotations)) else needed_for_training(checked)
 
 
 CHECKS = {
@@ -123,19 +116,19 @@ CHECKS = {
         "image whose width or height is no positive number",
         "stops with a SizeMismatchError when it comes to the image",
         "write width and height in pixels",
-        images(_no_size),
+        lambda checked: where("image", checked.file.images, _no_size),
     ),
     "file_name_type": error(
         "image whose file_name is no text",
         "stops with a TypeError when it loads the file",
         "write the path from the image folder",
-        images(lambda image: _no_text(image.get("file_name"))),
+        lambda checked: where("image", checked.file.images, lambda x: _no_text(x.get("file_name"))),
     ),
     "category_name_type": error(
         "category whose name is no text",
         "trains, and stops with a TypeError in the evaluation",
         "write the name in quotes",
-        categories(lambda category: _no_text(category.get("name"))),
+        lambda checked: where("category", checked.file.categories, lambda x: _no_text(x.get("name"))),
     ),
     "box_type": error(
         "bbox that is no list of 4 finite numbers",

@@ -17,19 +17,19 @@ from nonlocal_det.detection.annotations.coco_file import Annotation, is_id
 
 
 def _no_keypoints(checked: CheckedFile) -> Found:
-    if not checked.keypoints or any(a.keypoints and a.keypoints.labelled for a in checked.annotations):
+    if not checked.keypoints or any(a.keypoints and a.keypoints.labelled for a in checked.file.annotations):
         return Found([])
     return needed_for_training(checked)
 
 
 def _keypoint_length(checked: CheckedFile) -> Found:
-    lengths = Counter(a.keypoints.length for a in checked.annotations if a.keypoints is not None)
+    lengths = Counter(a.keypoints.length for a in checked.file.annotations if a.keypoints is not None)
     if not lengths:
         return Found([])
     usual = lengths.most_common(1)[0][0]
     named = {
         c["id"]: 3 * len(c["keypoints"])
-        for c in checked.categories
+        for c in checked.file.categories
         if is_id(c.get("id")) and isinstance(c.get("keypoints"), list) and c["keypoints"]
     }
 
@@ -40,7 +40,7 @@ def _keypoint_length(checked: CheckedFile) -> Found:
         return a.keypoints is not None and (a.keypoints.length != right(a) or a.keypoints.length % 3 != 0)
 
     found = wrong_annotations(checked, wrong)
-    first = next(filter(wrong, checked.annotations), None)
+    first = next(filter(wrong, checked.file.annotations), None)
     if first is None or first.keypoints is None or first.keypoints.length < 0:
         return Found(found)
     return Found(found, f"keypoints of {first.keypoints.length} numbers instead of {right(first)}")
@@ -50,7 +50,7 @@ def _keypoints_missing(checked: CheckedFile) -> list[str]:
     if not checked.keypoints:
         return []
     missing = wrong_annotations(checked, lambda a: a.keypoints is None)
-    return missing if len(missing) < len(checked.annotations) else []
+    return missing if len(missing) < len(checked.file.annotations) else []
 
 
 CHECKS = {

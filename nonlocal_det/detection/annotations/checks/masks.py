@@ -17,13 +17,13 @@ from nonlocal_det.detection.annotations.coco_file import Annotation, is_id
 
 
 def _no_mask(checked: CheckedFile) -> Found:
-    if not checked.masks or any(a.mask.usable for a in checked.annotations):
+    if not checked.masks or any(a.mask.usable for a in checked.file.annotations):
         return Found([])
     return needed_for_training(checked)
 
 
 def _broken_mask(checked: CheckedFile) -> Found:
-    why = next((a.mask.why for a in checked.annotations if a.mask.kind == "broken"), "")
+    why = next((a.mask.why for a in checked.file.annotations if a.mask.kind == "broken"), "")
     found = wrong_annotations(checked, lambda a: a.mask.kind == "broken")
     return Found(found, f"segmentation that is no mask ({why})")
 
@@ -41,18 +41,18 @@ def _rle_size(checked: CheckedFile) -> list[str]:
 def _empty_segmentation(checked: CheckedFile) -> Found:
     found = wrong_annotations(checked, lambda a: a.mask.kind == "empty")
     # Where no mask is left, this is why.
-    lost = checked.masks and checked.training and not any(a.mask.usable for a in checked.annotations)
+    lost = checked.masks and checked.training and not any(a.mask.usable for a in checked.file.annotations)
     return Found(found, severity=ERROR if lost else None)
 
 
 def _mask_missing(checked: CheckedFile) -> list[str]:
     missing = wrong_annotations(checked, lambda a: a.mask.kind == "absent")
-    return missing if len(missing) < len(checked.annotations) else []
+    return missing if len(missing) < len(checked.file.annotations) else []
 
 
 def _uncompressed_rle(checked: CheckedFile) -> list[str]:
     # COCO's own files have crowds as uncompressed RLE, among polygons.
-    crowds = not any(map(not_crowd, checked.annotations))
+    crowds = not any(map(not_crowd, checked.file.annotations))
     return wrong_annotations(checked, lambda a: a.mask.kind == "counts" and (crowds or not_crowd(a)))
 
 

@@ -22,10 +22,10 @@ from nonlocal_det.detection.annotations.coco_file import is_id
 
 
 def _no_annotations(checked: CheckedFile) -> Found:
-    if checked.annotations:
+    if checked.file.annotations:
         return Found([])
     severity = ERROR if checked.training else WARNING
-    return Found(where("image", checked.images, lambda _: True) or ["no image"], severity=severity)
+    return Found(where("image", checked.file.images, lambda _: True) or ["no image"], severity=severity)
 
 
 def _repeated(unit: str, numbers: Iterable[Any]) -> list[str]:
@@ -36,17 +36,17 @@ def _repeated(unit: str, numbers: Iterable[Any]) -> list[str]:
 
 
 def _category_name_twice(checked: CheckedFile) -> list[str]:
-    names = Counter(c["name"] for c in checked.categories if isinstance(c.get("name"), str))
+    names = Counter(c["name"] for c in checked.file.categories if isinstance(c.get("name"), str))
     return [label("category", name) for name, times in names.items() if times > 1]
 
 
 def _unknown_image(checked: CheckedFile) -> list[str]:
-    known = _known(checked.images)
+    known = _known(checked.file.images)
     return wrong_annotations(checked, lambda a: a.image_id is not None and not known(a.image_id))
 
 
 def _unknown_category(checked: CheckedFile) -> list[str]:
-    known = _known(checked.categories)
+    known = _known(checked.file.categories)
     return wrong_annotations(checked, lambda a: a.category_id is not None and not known(a.category_id))
 
 
@@ -68,19 +68,19 @@ CHECKS = {
         "annotation id used more than once",
         "stops: the ids are not unique",
         "number the annotations anew",
-        lambda checked: _repeated("annotation", (a.id for a in checked.annotations)),
+        lambda checked: _repeated("annotation", (a.id for a in checked.file.annotations)),
     ),
     "duplicate_image_id": error(
         "image id used more than once",
         "keeps the last of the images, and gives it the annotations of all",
         "give every image an id of its own, and correct image_id",
-        lambda checked: _repeated("image", (image.get("id") for image in checked.images)),
+        lambda checked: _repeated("image", (image.get("id") for image in checked.file.images)),
     ),
     "duplicate_category_id": error(
         "category id used more than once",
         "keeps the last of the categories",
         "give every category an id of its own, and correct category_id",
-        lambda checked: _repeated("category", (category.get("id") for category in checked.categories)),
+        lambda checked: _repeated("category", (category.get("id") for category in checked.file.categories)),
     ),
     "category_name_twice": warning(
         "category name used more than once",

@@ -39,16 +39,6 @@ error = partial(Check, ERROR)
 warning = partial(Check, WARNING)
 
 
-def images(wrong: Callable[[dict[str, Any]], Any]) -> Finder:
-    """Return a finder of the images that are wrong."""
-    return lambda checked: where("image", checked.images, wrong)
-
-
-def categories(wrong: Callable[[dict[str, Any]], Any]) -> Finder:
-    """Return a finder of the categories that are wrong."""
-    return lambda checked: where("category", checked.categories, wrong)
-
-
 def annotations(wrong: Callable[[Annotation], Any]) -> Finder:
     """Return a finder of the annotations that are wrong."""
     return lambda checked: wrong_annotations(checked, wrong)
@@ -56,7 +46,7 @@ def annotations(wrong: Callable[[Annotation], Any]) -> Finder:
 
 def wrong_annotations(checked: CheckedFile, wrong: Callable[[Annotation], Any]) -> list[str]:
     """Name the annotations that are wrong."""
-    return where("annotation", checked.annotations, wrong)
+    return where("annotation", checked.file.annotations, wrong)
 
 
 def where(unit: str, entries: Iterable[Any], wrong: Callable[[Any], Any]) -> list[str]:
