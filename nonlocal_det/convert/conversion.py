@@ -86,11 +86,9 @@ def convert_checkpoint(
     """
     asked = Options(**options)
     path, out, config_file = Path(path), Path(out), find_config(config_file)
-    _check_paths([path, config_file, *([Path(asked.base)] if asked.base else [])], out, asked)
+    _check([path, config_file, *([Path(asked.base)] if asked.base else [])], out, asked)
     allowed = compile_allow_missing(asked.allow_missing)
     skip = _compile_skip(asked.skip)
-    if asked.source not in ("auto", *SOURCES):
-        raise CheckpointError(f"--from {asked.source}: not known; write auto or one of {', '.join(SOURCES)}")
     cfg = get_config(config_file, opts)
     draft = read_weights(path, asked.source, skip)
     title = draft.source.title
@@ -123,7 +121,9 @@ def convert_checkpoint(
     return report
 
 
-def _check_paths(inputs: list[Path], out: Path, asked: Options) -> None:
+def _check(inputs: list[Path], out: Path, asked: Options) -> None:
+    if asked.source not in ("auto", *SOURCES):
+        raise CheckpointError(f"--from {asked.source}: not known; write auto or one of {', '.join(SOURCES)}")
     if out.suffix not in SUFFIXES:
         raise CheckpointError(f"{out}: the suffix says what is written; give {' or '.join(SUFFIXES)}")
     for file in (out, out.with_suffix(".yaml")) if asked.target != "mmcv" else (out,):
