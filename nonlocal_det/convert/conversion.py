@@ -21,6 +21,7 @@ from nonlocal_det.convert.reading import drop_net, naming, over_base, read_weigh
 from nonlocal_det.convert.settings import check_architecture, decide_settings
 from nonlocal_det.convert.sources import SOURCES
 from nonlocal_det.convert.targets import to_baseline, to_mmcv
+from nonlocal_det.engine.task import find_task
 from nonlocal_det.errors import CheckpointError
 from nonlocal_det.modeling.build import build_on_meta
 
@@ -90,6 +91,7 @@ def convert_checkpoint(
     allowed = compile_allow_missing(asked.allow_missing)
     skip = _compile_skip(asked.skip)
     cfg = get_config(config_file, opts)
+    find_task(cfg).release_data()
     draft = read_weights(path, asked.source, skip)
     title = draft.source.title
     if asked.blocks_only:

@@ -232,6 +232,7 @@ def _configs(args: argparse.Namespace, device: str) -> tuple[Any, Any]:
     """Return the config with blocks and the one without."""
     from nonlocal_det import get_config
     from nonlocal_det.benchmark.detector import without_blocks
+    from nonlocal_det.engine.task import find_task
     from nonlocal_det.modeling.build import build_on_meta
 
     options = ["MODEL.DEVICE", device, *args.opts]
@@ -239,6 +240,7 @@ def _configs(args: argparse.Namespace, device: str) -> tuple[Any, Any]:
     baseline = without_blocks(cfg)
     if args.baseline:
         baseline = get_config(args.baseline, options)
+    find_task(cfg).release_data()
     for one in (cfg, baseline):  # what cannot be built is said before minutes are spent on the blocks
         build_on_meta(one)
     return cfg, baseline

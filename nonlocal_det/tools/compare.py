@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from nonlocal_det import get_config
     from nonlocal_det.engine.launch.places import count_processes
-    from nonlocal_det.engine.task import check_run
+    from nonlocal_det.engine.task import check_run, find_task
     from nonlocal_det.experiments.runs import check_folder, lock_folder, plan_runs
 
     words = map(shlex.quote, sys.argv[1:] if argv is None else argv)
@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cfg = configs[run] = get_config(run.arm.config, run.overrides)
             check_folder(run, cfg)
             check_run(cfg, processes=processes, resume=True)
+            find_task(cfg).release_data()  # runs are processes of their own
         _check_test_sets(configs)
         _check_models(configs)
         with lock_folder(args.output) as lock:

@@ -248,8 +248,10 @@ def _check_points(pictures: Sequence[Path], wanted: Sequence[tuple[float, float]
 def _config(args: argparse.Namespace) -> CfgNode:
     from nonlocal_det import get_config
     from nonlocal_det.detection.config import detector_node
+    from nonlocal_det.engine.task import find_task
 
     cfg = get_config(args.config_file, args.opts)
+    find_task(cfg).release_data()
     if not cfg.MODEL.WEIGHTS:
         raise ConfigError(
             "MODEL.WEIGHTS is empty, and random weights draw nonsense; add --opts MODEL.WEIGHTS "
