@@ -98,11 +98,9 @@ def plan_outputs(inputs: Inputs, output: str | None) -> list[Path]:
     path = Path(output).expanduser()
     suffix = "" if path.is_dir() else path.suffix.lower()
     if inputs.pictures:
-        is_file = Image.registered_extensions().get(suffix) in Image.SAVE
-        if is_file and len(inputs.pictures) > 1:
-            raise UsageError(
-                f"--output {output}: a single file for {len(inputs.pictures)} inputs; give a folder"
-            )
+        is_file, count = Image.registered_extensions().get(suffix) in Image.SAVE, len(inputs.pictures)
+        if is_file and count > 1:
+            raise UsageError(f"--output {output}: a single file for {count} inputs; give a folder")
     else:
         is_file = suffix in VideoWriter.suffixes
         if suffix and not is_file:

@@ -197,8 +197,8 @@ class VideoWriter:
 
     Args:
         path: the file to write; its suffix must be one of ``suffixes``.
-        rate: frames a second, above 0 and at most 1000; a float is taken for the fraction that it stands for,
-            such as 30000/1001.
+        rate: frames a second, above 0 and at most 1000; a float stands for the nearest simple fraction, such
+            as 30000/1001.
 
     Attributes:
         frames: how many frames were written.
@@ -228,8 +228,8 @@ class VideoWriter:
             frame: array (H, W, 3), uint8, BGR. The first one sets the size of the video; a later one of
                 another size is resized. The codec wants even sizes: an odd one grows by a copy of its last
                 row or column.
-            time: when it is to be shown, in seconds; by default when a constant rate says. A video of
-                variable rate that is read and written with the times of its frames keeps them.
+            time: when it is shown, in seconds; by default as a constant rate says. With the times that a
+                :class:`VideoReader` gives, a video of variable rate stays one.
 
         Raises:
             VideoError: it cannot be written.
@@ -259,14 +259,15 @@ class VideoWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            with suppress(Exception):
-                self._stack.__exit__(kind, error, trace)
+        if kind is None and self.frames:
+            with self._errors(), self._stack:
+                self._file.mux(self._stream.encode(None))
             return
-        if not self.frames:
-            raise VideoError(f"{self._path}: no frame to write")
-        with self._errors(), self._stack:
-            self._file.mux(self._stream.encode(None))
+        nothing = VideoError(f"{self._path}: no frame to write")
+        with suppress(Exception):  # what is thrown away may be in any state
+            self._stack.__exit__(kind or VideoError, error or nothing, trace)
+        if kind is None:
+            raise nothing
 
     def _open(self, picture: av.VideoFrame) -> None:
         partial = self._stack.enter_context(whole_file(self._path))

@@ -17,24 +17,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nonlocal_det.errors import ConfigError, ExitCode, ImageError, UsageError, VideoError
-from nonlocal_det.tools.command import command, parse
+from nonlocal_det.tools.command import add_opts, command, make_parser, parse
 
 if TYPE_CHECKING:
     import numpy as np
     from detectron2.config import CfgNode
     from detectron2.structures import Instances
 
-    from nonlocal_det.attention import AttentionRecorder, BlockAttention
+    from nonlocal_det.attention import BlockAttention
     from nonlocal_det.detection.predictor import Predictor
     from nonlocal_det.detection.results import ResultsFile
     from nonlocal_det.media.inputs import Inputs
 
 __all__ = ["main"]
 
-# The least score that is drawn where the user says nothing.
-_THRESHOLD = 0.5
-# The strongest detections whose centres --attention auto takes.
-_AUTO_POINTS = 3
+_THRESHOLD = 0.5  # the least score that is drawn where the user says nothing
+_AUTO_POINTS = 3  # the strongest detections whose centres --attention auto takes
 
 
 @command
@@ -65,40 +63,37 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(cfg: CfgNode, inputs: Inputs, outputs: list[Path], args: argparse.Namespace) -> int:
     """Load the model and do all inputs; return how many could not be read."""
-    from nonlocal_det.detection.attention import record_attention
     from nonlocal_det.detection.predictor import Predictor
     from nonlocal_det.detection.results import results_file
 
     predictor = Predictor(cfg)
-    try:
-        recorder = record_attention(predictor.model) if args.attention else None
-    except ValueError as error:
-        raise UsageError(f"--attention: {error}") from None
-    with ExitStack() as stack:
-        results = stack.enter_context(results_file(args.json, predictor.metadata)) if args.json else None
-        if inputs.pictures:
-            failed = _run_pictures(predictor, inputs.pictures, outputs, results, recorder, args)
-        else:
-            failed = _run_video(predictor, inputs.video, outputs, results, args)
-    if results is not None:
-        print(f"{results.count} results written to {args.json}")
+    run = _run_pictures if inputs.pictures else _run_video
+    if args.json is None:
+        return run(predictor, inputs, outputs, None, args)
+    with results_file(args.json, predictor.metadata) as results:
+        failed = run(predictor, inputs, outputs, results, args)
+    print(f"{results.count} results written to {args.json}")
     return failed
 
 
 def _run_pictures(
     predictor: Predictor,
-    pictures: list[Path],
+    inputs: Inputs,
     outputs: list[Path],
     results: ResultsFile | None,
-    recorder: AttentionRecorder | None,
     args: argparse.Namespace,
 ) -> int:
     """Do all pictures, one at a time; return how many could not be read."""
+    from nonlocal_det.detection.attention import record_attention
     from nonlocal_det.detection.results import image_ids
     from nonlocal_det.detection.visualization.instances import draw_instances
     from nonlocal_det.media.image import read_image, write_image
 
-    ids = image_ids(pictures)
+    pictures, ids = inputs.pictures, image_ids(inputs.pictures)
+    try:
+        recorder = record_attention(predictor.model) if args.attention else None
+    except ValueError as error:
+        raise UsageError(f"--attention: {error}") from None
     failed = 0
     with _progress(pictures, "picture") as (bar, say):
         for index, picture in enumerate(bar):
@@ -131,7 +126,7 @@ def _run_pictures(
 
 def _run_video(
     predictor: Predictor,
-    source: Path | int,
+    inputs: Inputs,
     outputs: list[Path],
     results: ResultsFile | None,
     args: argparse.Namespace,
@@ -140,9 +135,9 @@ def _run_video(
     from nonlocal_det.detection.visualization.instances import InstanceColors, draw_instances
     from nonlocal_det.media.video import Camera, VideoReader, VideoWriter
 
-    camera = isinstance(source, int)
+    camera = isinstance(inputs.video, int)
     try:
-        reader = Camera(source) if camera else VideoReader(source)
+        reader = Camera(inputs.video) if camera else VideoReader(inputs.video)
     except VideoError as error:
         if camera:
             raise
@@ -240,9 +235,8 @@ def _check_points(pictures: Sequence[Path], wanted: Sequence[tuple[float, float]
             continue
         for x, y in points:
             if x > width or y > height:
-                raise UsageError(
-                    f"--attention {int(x)},{int(y)} is outside {picture}, which has {width} x {height} pixels"
-                )
+                size = f"{width} x {height} pixels"
+                raise UsageError(f"--attention {int(x)},{int(y)} is outside {picture}, which has {size}")
 
 
 def _config(args: argparse.Namespace) -> CfgNode:
@@ -253,10 +247,8 @@ def _config(args: argparse.Namespace) -> CfgNode:
     cfg = get_config(args.config_file, args.opts)
     find_task(cfg).release_data()
     if not cfg.MODEL.WEIGHTS:
-        raise ConfigError(
-            "MODEL.WEIGHTS is empty, and random weights draw nonsense; add --opts MODEL.WEIGHTS "
-            "output/model_final.pth"
-        )
+        mend = "add --opts MODEL.WEIGHTS output/model_final.pth"
+        raise ConfigError(f"MODEL.WEIGHTS is empty, and random weights draw nonsense; {mend}")
     detector = detector_node(cfg)
     threshold = args.confidence_threshold
     if not any(key.endswith(".SCORE_THRESH_TEST") for key in args.opts[::2]):
@@ -298,64 +290,35 @@ def _point(text: str) -> tuple[float, float] | str:
     try:
         x, y = (float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither auto nor a pixel X,Y such as 320,240"
-        ) from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a pixel such as 320,240") from None
     if not (0 <= x < math.inf and 0 <= y < math.inf):
         raise argparse.ArgumentTypeError(f"{text} is outside every picture; pixels count from 0,0")
     return int(x) + 0.5, int(y) + 0.5
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m nonlocal_det.tools.demo",
-        description="Draw what a trained model finds in pictures, a video or a camera's view.",
+    parser = make_parser("demo", "Draw what a trained model finds in pictures, a video or a camera's view.")
+    add = parser.add_argument
+    add("--config-file", required=True, metavar="FILE", help="a path, or a name under the project's configs/")
+    inputs = (
+        "pictures, folders of them, quoted patterns such as 'a/**/*.jpg'; or a video; or a camera's index"
     )
-    parser.add_argument(
-        "--config-file", required=True, metavar="FILE", help="a path, or a name under the project's configs/"
+    add("--input", required=True, nargs="+", metavar="PATH", help=inputs)
+    output = "a file for one input, else a folder; pictures under 800 pixels are drawn enlarged"
+    add("--output", metavar="PATH", help=output)
+    least = f"the least score that is drawn and written (default {_THRESHOLD:g}); sets SCORE_THRESH_TEST"
+    add("--confidence-threshold", type=_threshold, metavar="P", help=least)
+    results = (
+        "write COCO results; image_id is the number that the file is named by if all are named by different "
+        "numbers, else 1, 2, 3, ... in order; of a video it is the frame"
     )
-    parser.add_argument(
-        "--input",
-        required=True,
-        nargs="+",
-        metavar="PATH",
-        help="pictures, folders of pictures, quoted patterns such as 'a/**/*.jpg'; or one video; or a "
-        "camera's index",
+    add("--json", metavar="FILE", help=results)
+    attention = (
+        "draw where every non-local block looks from this pixel of the upright picture (repeatable), or from "
+        f"the centres of the {_AUTO_POINTS} strongest detections; saves the weights as .npz beside it"
     )
-    parser.add_argument(
-        "--output",
-        metavar="PATH",
-        help="a file for one input, else a folder; pictures under 800 pixels are drawn enlarged",
-    )
-    parser.add_argument(
-        "--confidence-threshold",
-        type=_threshold,
-        metavar="P",
-        help=f"the least score that is drawn and written (default {_THRESHOLD:g}); sets SCORE_THRESH_TEST",
-    )
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        help="write COCO results; image_id is the number that the file is named by if all are named by "
-        "different numbers, else 1, 2, 3, ... in order; of a video it is the frame",
-    )
-    parser.add_argument(
-        "--attention",
-        type=_point,
-        action="append",
-        default=[],
-        metavar="X,Y|auto",
-        help="draw where every non-local block looks from this pixel of the upright picture (repeatable), or "
-        f"from the centres of the {_AUTO_POINTS} strongest detections; saves the weights as .npz beside the "
-        "picture",
-    )
-    parser.add_argument(
-        "--opts",
-        nargs=argparse.REMAINDER,
-        default=[],
-        metavar="KEY VALUE",
-        help="config overrides, last on the line, such as MODEL.WEIGHTS model_final.pth",
-    )
+    add("--attention", type=_point, action="append", default=[], metavar="X,Y|auto", help=attention)
+    add_opts(parser, "config overrides, last on the line, such as MODEL.WEIGHTS model_final.pth")
     args = parse(parser, argv)
     if args.output is None and args.json is None:
         raise UsageError("nothing to do: give --output, --json or both")

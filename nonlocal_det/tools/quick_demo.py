@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nonlocal_det.tools.command import command, parse
+from nonlocal_det.tools.command import command, make_parser, parse
 
 __all__ = ["main"]
 
@@ -63,13 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Train a small detector on the built-in data set, evaluate it and draw what it finds."
-    )
-    parser.add_argument(
-        "--output", default="output/demo", metavar="DIR", help="folder for the run and its pictures"
-    )
-    parser.add_argument("opts", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="overrides of the config")
+    what = "Train a small detector on the built-in data set, evaluate it and draw what it finds."
+    parser = make_parser("quick_demo", what)
+    add = parser.add_argument
+    add("--output", default="output/demo", metavar="DIR", help="folder for the run and its pictures")
+    add("opts", nargs=argparse.REMAINDER, metavar="KEY VALUE", help="overrides of the config")
     return parse(parser, argv)
 
 

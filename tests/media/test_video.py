@@ -190,6 +190,17 @@ def test_no_frame_is_an_error(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_first_frame_that_failed_is_no_frame(tmp_path):
+    writer = VideoWriter(tmp_path / "a.mp4", 25)
+    with (
+        pytest.raises(VideoError, match=r"a\.mp4: no frame"),
+        writer,
+        pytest.raises(VideoError, match="written"),
+    ):
+        writer.write(np.zeros((2, 70_000, 3), np.uint8))
+    assert not list(tmp_path.iterdir())
+
+
 def test_interrupted_writing_leaves_nothing(tmp_path):
     (tmp_path / "a.mp4").write_text("an older one")
 

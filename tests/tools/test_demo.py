@@ -446,6 +446,18 @@ def test_damaged_video(tool, tmp_path, capsys):
     assert not (tmp_path / "o.mp4").exists()
 
 
+def test_a_cut_video_is_drawn_as_far_as_it_goes(tool, data_dir, tmp_path, capsys):
+    content = (data_dir / "video" / "mpeg4_320.avi").read_bytes()
+    (tmp_path / "cut.avi").write_bytes(content[: len(content) // 8])
+    outputs = ("--output", tmp_path / "o.mp4", "--json", tmp_path / "r.json")
+    assert tool("--input", tmp_path / "cut.avi", *outputs) == 3
+    count, rate = frames(tmp_path / "o.mp4")
+    assert 5 < count < 60
+    assert rate == pytest.approx(25)
+    one_line(capsys, f"cut.avi: damaged after frame {count} of 164")
+    assert {r["image_id"] for r in json.loads((tmp_path / "r.json").read_text())} == set(range(1, count + 1))
+
+
 def test_attention(keypoint_tool, tmp_path, capsys):
     source = picture(tmp_path / "x.png")
     code = keypoint_tool(

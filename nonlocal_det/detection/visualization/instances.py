@@ -16,15 +16,11 @@ from PIL import Image
 
 #: The longer side, in pixels, up to which a smaller picture is enlarged before it is drawn on.
 LEGIBLE_SIDE = 800
-
 #: The longer side, in pixels, down to which a larger one is reduced: matplotlib draws at most 65535.
 LARGEST_SIDE = 8192
-
 # In points of 100 / 72 pixels. The base class goes down to 5 on small objects.
 _LEAST_FONT_SIZE = 9
-
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
-
 # Frames for which an instance that is not detected keeps its colour.
 _PATIENCE = 8
 
@@ -37,10 +33,9 @@ class InstanceColors:
     """
 
     def __init__(self) -> None:
-        # Bright colours alone: a dark or gray outline is lost on a photograph.
         colors = colormap(rgb=True, maximum=1)
-        vivid = (colors.max(axis=1) > 0.8) & (np.ptp(colors, axis=1) > 0.6)
-        colors = colors[vivid]
+        # Bright colours alone: a dark or gray outline is lost on a photograph.
+        colors = colors[(colors.max(axis=1) > 0.8) & (np.ptp(colors, axis=1) > 0.6)]
         # One after the other they are far apart in hue.
         by_hue = colors[np.argsort(rgb_to_hsv(colors)[:, 0], kind="stable")]
         self._palette = by_hue[np.argsort(np.arange(len(by_hue)) * _GOLDEN_RATIO % 1)]
@@ -72,9 +67,8 @@ class InstanceColors:
             if color is None:
                 colors[index] = self._palette[self._next % len(self._palette)]
                 self._next += 1
-        boxes = instances.pred_boxes
-        found = [(boxes[i], classes[i], colors[i], _PATIENCE) for i in range(len(classes))]
-        self._known = found + missed
+        boxes = (instances.pred_boxes[index] for index in range(len(classes)))
+        self._known = [(*found, _PATIENCE) for found in zip(boxes, classes, colors, strict=True)] + missed
         return colors
 
 
