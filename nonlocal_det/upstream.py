@@ -128,7 +128,10 @@ def _replace_read_image() -> None:
         picture = (_OPEN_PICTURES.get() or {}).pop(file_name, None)
         if picture is None:
             return original(file_name, format)
-        return utils.convert_PIL_to_numpy(utils._apply_exif_orientation(picture), format)
+        try:
+            return utils.convert_PIL_to_numpy(utils._apply_exif_orientation(picture), format)
+        finally:
+            picture.close()  # its memory serves what comes next, which is faster than new memory
 
     utils.read_image = read_image
 
