@@ -24,8 +24,8 @@ _PANEL = 640  # pixels of the longer side of each of the two panels
 def draw_attention(image: np.ndarray, found: BlockAttention) -> np.ndarray:
     """Draw the rows of a block, one below the other, each as arrows (left) and as a heat map (right).
 
-    Weights that have a sign are red where positive, blue where negative. A row of the keypoint head shows
-    the surroundings of its instance's box.
+    Weights that have a sign are red where positive, blue where negative. A row about an instance shows the
+    surroundings of its box.
 
     Args:
         image: the upright picture, array (H, W, 3), uint8, BGR.
@@ -80,7 +80,7 @@ def draw_attention(image: np.ndarray, found: BlockAttention) -> np.ndarray:
 
 
 def _view(row: AttentionRow, height: int, width: int) -> tuple[float, float, float, float]:
-    """The part of the picture to show, (x0, y0, x1, y1): all of it, or an instance's surroundings."""
+    """Return the part of the picture to show, (x0, y0, x1, y1)."""
     if row.roi is None:
         return 0.0, 0.0, float(width), float(height)
     x0, y0, x1, y1 = row.roi
@@ -103,20 +103,9 @@ def _draw_arrows(ax: Axes, rgb: np.ndarray, row: AttentionRow) -> None:
     for x, y, weight in reversed(ends):  # the strongest on top
         share = abs(weight) / largest
         color = "tab:blue" if weight < 0 else "red"
-        ax.annotate(
-            "",
-            xy=(x, y),
-            xytext=row.point,
-            arrowprops={
-                "arrowstyle": "-|>",
-                "color": color,
-                "alpha": 0.5 + 0.5 * share,
-                "linewidth": 1.0 + 2.0 * share,
-                "shrinkA": 0,
-                "shrinkB": 0,
-                "mutation_scale": 12,
-            },
-        )
+        style = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
+        style |= {"color": color, "alpha": 0.5 + 0.5 * share, "linewidth": 1.0 + 2.0 * share}
+        ax.annotate("", xy=(x, y), xytext=row.point, arrowprops=style)
 
 
 def _draw_heat_map(ax: Axes, gray: np.ndarray, row: AttentionRow, norm: Normalize, colors: Colormap) -> None:

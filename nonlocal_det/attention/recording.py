@@ -37,17 +37,16 @@ _PROBES = 8
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """What one position of one block attends to.
+    """What one position of one block attends to; boxes are (x0, y0, x1, y1) in picture pixels.
 
     Attributes:
         point: the point (x, y) asked for, in picture pixels.
         cell: (row, column) of the block's input that holds the point.
         weights: f(x_i, x_j) / C(x) over the key grid, array (rows, columns), float32. The two Gaussian
             functions sum to 1; "dot_product" may be negative.
-        area: the box (x0, y0, x1, y1) that the key grid covers, in picture pixels. It may reach beyond the
-            picture (the padding) or stop short of its end (an odd last row or column is not pooled).
-        roi: the box (x0, y0, x1, y1) of the instance whose features the block got, in picture pixels; None
-            for a block that sees the whole picture.
+        area: the box that the key grid covers. It may reach beyond the picture (the padding) or stop short
+            of its end (an odd last row or column is not pooled).
+        roi: the box of the instance whose features the block got; None for one that sees the whole picture.
     """
 
     point: Point
@@ -65,13 +64,10 @@ class AttentionRow:
         return x, y
 
     def strongest(self, count: int, picture_size: tuple[int, int]) -> list[tuple[float, float, float]]:
-        """Return the highest-weighted positions inside the picture as (x, y, weight), the highest first.
+        """Return up to ``count`` positions with the highest weights as (x, y, weight), the highest first.
 
-        A weight of exactly 0 is left out: the ReLU of Eq. 5 has switched that key off.
-
-        Args:
-            count: how many at most.
-            picture_size: (height, width); keys in the padding beyond it are left out.
+        Keys beyond ``picture_size`` (height, width) are left out, and weights of exactly 0: the ReLU of Eq. 5
+        has switched those keys off.
         """
         x, y = self.key_centers()
         inside = (y[:, None] < picture_size[0]) & (x[None, :] < picture_size[1]) & (self.weights != 0)
@@ -83,26 +79,19 @@ class AttentionRow:
 
 @dataclass(frozen=True)
 class BlockAttention:
-    """The rows of one block for the points asked for.
+    """The rows of one block for the points asked for."""
 
-    Attributes:
-        name: the block's name in the model, as in ``named_modules``.
-        pairwise: its f: "embedded_gaussian", "gaussian", "dot_product" or "concatenation".
-        rows: one for every point that the block can answer.
-        notes: a line for every point that it cannot.
-        difference: :func:`row_difference` over a fixed grid of positions, whatever was asked for; NaN where
-            the block got no input or a single position.
-    """
-
-    name: str
-    pairwise: str
-    rows: list[AttentionRow] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    name: str  # as in named_modules
+    pairwise: str  # its f
+    rows: list[AttentionRow] = field(default_factory=list)  # for every point that the block can answer
+    notes: list[str] = field(default_factory=list)  # a line for every point that it cannot
+    # row_difference over a fixed grid of positions, whatever was asked for; NaN where the block got no input
+    # or a single position.
     difference: float = float("nan")
 
     @property
     def short_name(self) -> str:
-        """Return the last parts of the name: ``res4.non_local_5``, ``keypoint_head.non_local_2``."""
+        """The last parts of the name: ``res4.non_local_5``, ``keypoint_head.non_local_2``."""
         return ".".join(self.name.split(".")[-2:])
 
 
@@ -119,7 +108,7 @@ class Region:
 
     sample: int  # of the block's input
     area: Box  # that this input covers, in picture pixels
-    roi: Box | None = None  # the same where the block saw a part of the picture alone
+    roi: Box | None = None  # the same where the block saw only a part of the picture
 
 
 @dataclass(frozen=True)
@@ -135,7 +124,7 @@ class Place(ABC):
     """Where in a model a block stands: what it knows of the picture."""
 
     def watch(self) -> list[RemovableHandle]:
-        """Begin to note during an inference what :meth:`look` needs; return the hooks, to be removed."""
+        """Register hooks that note during an inference what :meth:`look` needs; return their handles."""
         return []
 
     @abstractmethod
@@ -150,7 +139,7 @@ class Place(ABC):
 
 
 class _StagePlace(Place):
-    """A place in a ResNet's stage, which sees the whole picture, by the stride of its cells."""
+    """A place in a stage, which sees the whole picture, with cells of some stride."""
 
     def __init__(self, stride: int) -> None:
         self.stride = stride
@@ -164,8 +153,8 @@ class _StagePlace(Place):
 class AttentionRecorder:
     """Keeps what the non-local blocks of a model get during an inference, and asks them about it.
 
-    Only the inputs are kept; the weights are computed afterwards, for the positions asked for alone, by
-    :meth:`NonLocalBlock.attention`. Inside the ``with`` block run the model in eval mode, on one picture.
+    Weights are computed afterwards, by :meth:`NonLocalBlock.attention`, for the positions asked for alone.
+    Inside the ``with`` block run the model in eval mode, on one picture.
 
     Args:
         model: a model with blocks in a ResNet's stages.
@@ -218,9 +207,8 @@ class AttentionRecorder:
         height, width = picture_size
         for x, y in points:
             if not (0 <= x < width and 0 <= y < height):
-                raise ValueError(
-                    f"the point {x:g},{y:g} is outside the picture of {width} x {height} (width x height)"
-                )
+                size = f"{width} x {height} (width x height)"
+                raise ValueError(f"the point {x:g},{y:g} is outside the picture of {size}")
         return [self._ask(name, points, Frame(picture_size, network_size)) for name in self._places]
 
     def _keep_input(self, name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -240,9 +228,9 @@ class AttentionRecorder:
 def row_difference(rows: Tensor) -> float:
     """Return how much rows of weights differ: the mean over all pairs of |a - b|_1 / (|a|_1 + |b|_1).
 
-    For the two Gaussian functions this is the mean total variation distance: the share of its weight that a
-    row puts where another does not. It is in [0, 1] for every f: 0 means that all positions attend alike (the
-    block adds the same vector everywhere), 1 that no two rows share a key, or are opposite.
+    It is in [0, 1]: 0 means that all positions attend alike (the block adds the same vector everywhere), 1
+    that no two rows share a key, or are opposite. For the two Gaussian functions it is the mean total
+    variation distance: the share of its weight that a row puts where another does not.
 
     Args:
         rows: weights (Q, M), Q at least 2. A pair of rows that are both zero counts as 0.
@@ -286,11 +274,9 @@ def save_attention(path: str | os.PathLike[str], found: Sequence[BlockAttention]
 
 
 def _strides(model: nn.Module) -> dict[nn.Module, int]:
-    """Return the pixels of the network input that a cell covers, for every block in a ResNet's stages."""
+    """Return the stride of every block in a ResNet's stages."""
     strides: dict[nn.Module, int] = {}
-    for resnet in model.modules():
-        if not isinstance(resnet, ResNet):
-            continue
+    for resnet in [module for module in model.modules() if isinstance(module, ResNet)]:
         stride = resnet.stem.stride
         for stage in resnet.stages:
             for member in stage.children():
@@ -308,11 +294,10 @@ def _rows(block: NonLocalBlock, x: Tensor, points: Sequence[Point], region: Regi
     cells = _cells(points, region.area, x.shape[2:])
     weights = _weights(block, x, cells, region).float().cpu().numpy()
     x0, y0, x1, y1 = region.area
-    shares = []
-    for size, keys in zip(x.shape[2:], weights.shape[1:], strict=True):
-        # Equal sizes: not pooled, or a single cell. Else a key is two cells, and an odd last one is lost.
-        shares.append(1.0 if size == keys else 2 * keys / size)
-    area = (x0, y0, x0 + (x1 - x0) * shares[1], y0 + (y1 - y0) * shares[0])
+    # Equal sizes: not pooled, or a single cell. Else a key is two cells, and an odd last one is lost.
+    sizes = zip(x.shape[2:], weights.shape[1:], strict=True)
+    down, across = (1.0 if size == keys else 2 * keys / size for size, keys in sizes)
+    area = (x0, y0, x0 + (x1 - x0) * across, y0 + (y1 - y0) * down)
     return [AttentionRow(p, c, w, area, region.roi) for p, c, w in zip(points, cells, weights, strict=True)]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from detectron2.config import CfgNode
 
-__all__ = ["add_keys"]
-
 WRAPPER = "build_nonlocal_backbone"
 STAGES = ("RES2", "RES3", "RES4", "RES5")
 #: The choices of keys of MODEL.NONLOCAL. Those of the block itself are the layers' own.
@@ -56,11 +54,11 @@ def add_keys(cfg: CfgNode) -> None:
     # Steps of a run that may be skipped because a loss is infinite or NaN; one more stops the run. The file
     # OUTPUT_DIR/nonfinite_*.pth has the batch of each.
     cfg.SOLVER.SKIP_NONFINITE_STEPS = 0
-    # Training ends when this many evaluations in turn have brought no better score than the best before them
-    # (the one that model_best.pth is chosen by). 0 trains to the end.
+    # Training ends when this many evaluations in turn have not beaten the best score before them (the one by
+    # which model_best.pth is chosen). 0 trains to the end.
     cfg.SOLVER.EARLY_STOP_PATIENCE = 0
-    # Fraction of the training images that may turn out to be of no use, as the file cannot be read or an
-    # annotation is impossible. Others take their places. One more stops the run.
+    # Fraction of the training images that may be unusable, as the file cannot be read or an annotation is
+    # impossible. Others take their places. One more stops the run.
     cfg.DATALOADER.MAX_BAD_FRACTION = 0.01
     # At each evaluation while training, also compute the losses on DATASETS.TEST (val/total_loss, ...).
     cfg.TEST.VAL_LOSS = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,6 @@ from nonlocal_det.config.keys import EXAMPLES
 from nonlocal_det.config.messages import config_error, did_you_mean, flatten
 from nonlocal_det.errors import ConfigError, one_line
 
-__all__ = ["CONFIG_ROOT", "LoadedConfig", "find_config", "load_config"]
-
 #: Folder of the configs: inside the package once installed, beside it in a source checkout.
 CONFIG_ROOT = next(
     folder
@@ -27,17 +25,11 @@ CONFIG_ROOT = next(
 
 
 class LoadedConfig(NamedTuple):
-    """A config, and who set what in it.
+    """A config, and who set what in it."""
 
-    Attributes:
-        cfg: the config, not frozen.
-        user_keys: the keys that the user's own files and overrides set.
-        folders: those of the user's own files, the file that was named first.
-    """
-
-    cfg: CfgNode
-    user_keys: set[str]
-    folders: list[Path]
+    cfg: CfgNode  # not frozen
+    user_keys: set[str]  # that the user's own files and overrides set
+    folders: list[Path]  # of the user's own files; that of the file which was named comes first
 
 
 def load_config(
@@ -56,11 +48,10 @@ def load_config(
     Raises:
         ConfigError: the file or an override cannot be read, or a key or the type of a value is wrong.
     """
-    path = find_config(config_file)
+    path, opts = find_config(config_file), list(opts)
     cfg = get_cfg()
     add_keys(cfg)
     defaults = dict(flatten(cfg))
-    opts = list(opts)
     set_keys = _merge_file(cfg, path, defaults)
     _merge_opts(cfg, opts, defaults)
     set_keys.update(opts[0::2])
@@ -131,7 +122,7 @@ def _merge_file(cfg: CfgNode, path: Path, known: Mapping[str, Any]) -> set[str]:
         raise ConfigError(
             f"config file {path}: it, or its _BASE_, is not made of KEY: value lines; write such lines"
         )
-    if dotted := _dotted_key(chain):
+    if dotted := next((key for key in _keys(chain) if "." in key), None):
         raise ConfigError(
             f"config file {path}: {dotted} is written in one word; in a file each part stands on a line "
             "of its own, indented below the one before"
@@ -144,12 +135,11 @@ def _merge_file(cfg: CfgNode, path: Path, known: Mapping[str, Any]) -> set[str]:
     return set(values)
 
 
-def _dotted_key(node: Mapping[str, Any]) -> str | None:
+def _keys(node: Mapping[str, Any]) -> Iterator[str]:
     for key, value in node.items():
-        found = key if "." in str(key) else _dotted_key(value) if isinstance(value, Mapping) else None
-        if found:
-            return found
-    return None
+        yield str(key)
+        if isinstance(value, Mapping):
+            yield from _keys(value)
 
 
 def _own_files(path: Path) -> dict[Path, dict[str, Any]]:
@@ -188,13 +178,12 @@ def _explain(
     if key is None:
         found = re.search(r"(?:config key|[Nn]on-existent(?: config)? key): (\S+)", text)
         key = found.group(1) if found else None
-    inside = [name for name in known if key is not None and name.startswith(key + ".")]
+    inside = [name for name in known if key and name.startswith(key + ".")]
     if key in known:
         right = EXAMPLES.get(key, known[key])
         value = f" ({values[key]!r})" if values and key in values else ""
-        return (
-            f"{key} has a value of the wrong type{value}; write a {type(right).__name__}, such as {right!r}"
-        )
+        kind = type(right).__name__
+        return f"{key} has a value of the wrong type{value}; write a {kind}, such as {right!r}"
     if inside:
         return f"{key} is a group of keys; write one of them, such as {inside[0]}"
     if "xistent" in text:

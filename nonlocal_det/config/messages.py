@@ -9,33 +9,28 @@ from typing import Any
 
 from nonlocal_det.errors import ConfigError
 
-__all__ = ["check_choice", "config_error", "did_you_mean", "flatten", "get_value"]
-
 
 def config_error(key: str, value: Any, why: str) -> ConfigError:
-    """Return the error of a wrong setting.
-
-    Args:
-        key: the key.
-        value: its value.
-        why: what is wrong with it, and what to write.
-    """
+    """Return the error of a wrong setting; ``why`` says what is wrong with it, and what to write."""
     return ConfigError(f"{key} is {value!r}: {why}")
 
 
 def check_choice(cfg: Mapping[str, Any], key: str, right: Sequence[Any]) -> None:
-    """Check that a key has one of the values that are right.
-
-    Raises:
-        ConfigError: it has another one.
-    """
+    """Raise a ConfigError, unless the value of a key is one of those that are right."""
     value = get_value(cfg, key)
     if value not in right:
         raise config_error(key, value, f"not known; write one of {', '.join(map(repr, right))}")
 
 
+def check_least(cfg: Mapping[str, Any], key: str, least: float, why: str) -> None:
+    """Raise a ConfigError where the value of a key is less than it may be."""
+    value = get_value(cfg, key)
+    if value < least:
+        raise config_error(key, value, why)
+
+
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Return a hint at the known name that a wrong one was meant to be; "" where none is near."""
+    """Return a hint at the known name that is most like a wrong one; "" where none is like it."""
 
     def last(path: str) -> str:
         return re.split(r"[./]", path.removesuffix(".yaml"))[-1]

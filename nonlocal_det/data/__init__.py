@@ -1,1 +1,1 @@
-"""What every loader shares: order, workers, random states, samples of no use, cached folders."""
+"""What every loader shares: order, workers, random states, samples that cannot be used, cached folders."""

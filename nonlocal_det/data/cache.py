@@ -26,25 +26,17 @@ _makers: dict[str, Callable[[], object]] = {}
 
 
 def make_on_first_use(name: str, make: Callable[[], object]) -> None:
-    """Let a data set be made by ``make`` when its files are needed; its metadata may name them before.
-
-    Args:
-        name: name of the data set.
-        make: makes its files where they are missing.
-    """
+    """Let ``make`` make the files of a data set, where they are missing, when they are needed."""
     _makers[name] = make
 
 
 def is_made_on_first_use(name: str) -> bool:
-    """Return whether a data set's files need not be there before :func:`ensure_made` is called."""
+    """Return whether a data set's files may be missing until :func:`ensure_made` is called."""
     return name in _makers
 
 
 def ensure_made(name: str) -> None:
-    """Make the files of a data set that is made on first use, where they are missing; others are left alone.
-
-    Args:
-        name: name of the data set.
+    """Make the files of a data set that is made on first use, where they are missing.
 
     Raises:
         OSError: the files cannot be written.
@@ -61,16 +53,15 @@ def cache_root() -> Path:
 def cached_directory(name: str, build: Callable[[Path], None]) -> Path:
     """Return the folder ``name`` of the cache, made by ``build`` where it is missing or damaged.
 
-    ``build`` writes into a temporary folder beside it, which is renamed when it is complete, so that a
-    process that is killed leaves nothing that could be taken for the data. Processes that come at the same
-    time wait for the first and use what it made.
+    ``build`` writes into a temporary folder, which is renamed when it is complete, so that a process that is
+    killed leaves nothing that could be taken for the data. Other processes wait and use what the first makes.
 
     Args:
-        name: Name of the folder. What it holds must depend on the name alone.
-        build: Writes the data into the empty folder that it is given.
+        name: name of the folder. What it holds must depend on the name alone.
+        build: writes the data into the empty folder that it is given.
 
     Raises:
-        OSError: The cache cannot be written; the message names the folder and the environment variable.
+        OSError: the cache cannot be written; the message names the folder and the environment variable.
     """
     target = cache_root() / name
     if _is_complete(target):

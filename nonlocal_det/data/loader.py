@@ -21,8 +21,6 @@ from nonlocal_det.data.random_states import isolated_randomness
 from nonlocal_det.data.workers import iterate
 from nonlocal_det.errors import BadDataError, listed
 
-__all__ = ["BadImage", "TrainLoader"]
-
 logger = logging.getLogger(__name__)
 
 #: How many other images are tried in the place of one that cannot be used.
@@ -30,42 +28,35 @@ ATTEMPTS = 20
 
 
 class BadImage(NamedTuple):
-    """An image that the mapper could not use.
+    """An image that the mapper could not use."""
 
-    Attributes:
-        index: its number in the data set.
-        name: its file and id.
-        reason: why, in one line.
-    """
-
-    index: int
-    name: str
-    reason: str
+    index: int  # its number in the data set
+    name: str  # its file and id
+    reason: str  # why, in one line
 
 
 class TrainLoader:
     """Batches of mapped samples for one process, without end.
 
-    What the samples are and what is random about them follows from the seed and their position alone: not
-    from the number of data workers, and not from how often the run was stopped. That needs a mapper that
-    draws from Python's, NumPy's or PyTorch's own generator, not from one that it keeps.
+    The samples and all that is random about them follow from the seed and their position alone, whatever the
+    number of data workers and however often the run was stopped. That needs a mapper that draws from
+    Python's, NumPy's or PyTorch's own generator, not from one that it keeps.
 
-    An image that cannot be read, or whose annotations cannot be used, is replaced by another one, which
-    follows from seed and position too. The caller asks for such images (:meth:`take_bad`) and counts those of
-    all processes (:meth:`count_bad`).
+    An image that cannot be used is replaced by another one, which follows from seed and position too. The
+    caller collects such images (:meth:`take_bad`) and counts those of all processes (:meth:`count_bad`).
 
     Args:
         dataset: dataset dicts.
-        mapper: makes a sample for the model of a dataset dict.
+        mapper: makes a sample for the model from a dataset dict.
         epochs: which images each epoch has.
-        seed: that of order and augmentation.
+        seed: the seed of order and augmentation.
         batch_size: number of images for each process.
-        groups: the group of each sample, as a batch holds samples of one group alone; None makes no groups.
+        groups: the group of each image, as a batch holds images of one group alone; None makes no groups.
         check: raises an error for a sample that would spoil the weights.
         num_workers: processes that load data for this process; 0 loads in it.
         rank: number of this process.
         processes: number of processes.
-        max_bad_fraction: how many of the images may be of no use, 0 to 1.
+        max_bad_fraction: the share of the images that may be unusable, 0 to 1.
     """
 
     def __init__(
@@ -90,12 +81,8 @@ class TrainLoader:
         self._size = len(dataset)
         # As bytes in one tensor: workers then share it instead of copying each object that they touch.
         self._dataset = DatasetFromList(list(dataset), copy=False)
-        self._mapper = mapper
-        self._check = check
-        self._num_workers = num_workers
-        self._rank = rank
-        self._processes = processes
-        self._batch_size = batch_size
+        self._mapper, self._check, self._num_workers = mapper, check, num_workers
+        self._rank, self._processes, self._batch_size = rank, processes, batch_size
         self._state: dict[str, Any] = {"seed": seed}
         self._max_bad_fraction = max_bad_fraction
         self._new_bad: list[BadImage] = []
@@ -141,7 +128,7 @@ class TrainLoader:
 
     @property
     def epoch(self) -> float:
-        """How many epochs the batches taken so far make; with repeat factors each has its own length."""
+        """Number of epochs that are done; with repeat factors each has its own length."""
         number, offset = (self._state.get(key, 0) for key in ("epoch", "offset"))
         if self._epoch_length[0] != number:
             self._epoch_length = (number, len(self._epochs(self._state["seed"], number)))
@@ -153,13 +140,13 @@ class TrainLoader:
         return taken
 
     def count_bad(self, images: Iterable[BadImage]) -> None:
-        """Count images that could not be used, and log those that were not met before.
+        """Count images of all processes that could not be used, and log those that are new.
 
         Args:
-            images: those of all processes.
+            images: the images.
 
         Raises:
-            BadDataError: too many of the data set's images are of no use.
+            BadDataError: too many of the data set's images cannot be used.
         """
         new = {image.index: image for image in images if image.index not in self._bad}
         self._bad.update(new)
@@ -186,19 +173,15 @@ class TrainLoader:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where another loader stood. Iterators that run already do not notice.
+        """Go on where another loader stood, at the next :meth:`__iter__`.
 
         With other data the same fraction of the epoch is done; images that waited for a batch are dropped.
         What keeps the run from going on exactly is logged.
-
-        Args:
-            state_dict: what :meth:`state_dict` returned.
         """
         state = dict(state_dict)
-        images, data, batch_size, processes = (
-            state.pop(key) for key in ("images", "data", "batch_size", "processes")
-        )
-        self._bad = set(state.pop("bad"))
+        keys = ("images", "data", "batch_size", "processes", "bad")
+        images, data, batch_size, processes, bad = (state.pop(key) for key in keys)
+        self._bad = set(bad)
         if (batch_size, processes) != (self._batch_size, self._processes):
             logger.warning(
                 "Resuming with %d processes x %d images instead of %d x %d: goes on from image %d of epoch "
@@ -218,36 +201,23 @@ class TrainLoader:
         self._state = state
 
     def skip(self, images: int) -> None:
-        """Go on after a number of images, counted over all processes, of a run without a saved position.
-
-        Args:
-            images: their number.
-        """
+        """Go on after a number of images of all processes, of a run without a saved position."""
         epoch, offset = divmod(images, self._size)
         self._state = {"seed": self._state["seed"], "epoch": epoch, "offset": offset, "position": images}
 
 
 class _Loaded(NamedTuple):
-    """What came of one sample: the mapper's output, None if there is none, and images that were of no use."""
-
-    content: Any
-    bad: list[BadImage]
+    content: Any  # what the mapper made; None for nothing
+    bad: list[BadImage]  # tried before
 
 
 class _MappedSamples(Dataset):
     """Maps the samples that it is asked for, each with random numbers of its own."""
 
     def __init__(
-        self,
-        dataset: Sequence[Any],
-        mapper: Callable[[Any], Any],
-        check: Callable[[Any], None],
-        seed: int,
+        self, dataset: Sequence[Any], mapper: Callable[[Any], Any], check: Callable[[Any], None], seed: int
     ) -> None:
-        self._dataset = dataset
-        self._mapper = mapper
-        self._check = check
-        self._seed = seed
+        self._dataset, self._mapper, self._check, self._seed = dataset, mapper, check, seed
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -269,7 +239,7 @@ class _MappedSamples(Dataset):
             except Exception as error:  # readers of images raise nearly every type on a damaged one
                 bad.append(BadImage(index, *named_reason(image, error)))
                 continue
-            if content is not None:  # else the mapper passes the image over, which is no fault
+            if content is not None:  # else the mapper leaves the image out on purpose
                 return _Loaded(content, bad)
         return _Loaded(None, bad)
 

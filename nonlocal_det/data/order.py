@@ -1,4 +1,4 @@
-"""The order in which training meets its samples: a function of a seed, which can go on from any place."""
+"""The order of training's samples: a function of a seed, which can go on from any place."""
 
 from __future__ import annotations
 
@@ -9,30 +9,23 @@ import numpy as np
 from detectron2.data import samplers
 from torch.utils.data import Sampler
 
-__all__ = ["BatchOrder", "EpochOrder", "Sample", "seed_of"]
-
 _EPOCH, _SAMPLE, _REPLACEMENT = range(3)
 
 
 class Sample(NamedTuple):
-    """One sample of a run.
+    """One sample of a run."""
 
-    Attributes:
-        position: its number among all samples of the run, on all processes, from 0.
-        index: that of its image in the data set.
-    """
-
-    position: int
-    index: int
+    position: int  # its number among all samples of the run, on all processes, from 0
+    index: int  # the number of its image in the data set
 
 
 def seed_of(seed: int, position: int, attempt: int = 0) -> np.random.SeedSequence:
     """Return the seed of all that is random about one sample.
 
     Args:
-        seed: that of the run.
+        seed: the run's.
         position: the sample's.
-        attempt: 0, or how many images before this one could not be used in its place.
+        attempt: how many images before this one could not be used in its place.
     """
     key = (_REPLACEMENT, position, attempt) if attempt else (_SAMPLE, position)
     return np.random.SeedSequence(seed, spawn_key=key)
@@ -44,8 +37,8 @@ class EpochOrder:
     Args:
         size: number of images in the data set.
         shuffle: whether each epoch has an order of its own.
-        repeat: how often an epoch has each image, (size,); fractions are rounded at random, anew in each
-            epoch. None is once.
+        repeat: how often an epoch has each image, (size,); fractions are rounded at random in each epoch.
+            None is once.
         subset: number of images that take part, drawn once; None is all.
     """
 
@@ -57,17 +50,15 @@ class EpochOrder:
         repeat: Sequence[float] | None = None,
         subset: int | None = None,
     ) -> None:
-        self.size = size
-        self._shuffle = shuffle
+        self.size, self._shuffle, self._subset = size, shuffle, subset
         self._repeat = None if repeat is None else np.asarray(repeat, dtype=np.float64)
-        self._subset = subset
 
     @classmethod
     def like(cls, sampler: Sampler, size: int) -> EpochOrder:
-        """Return the order that does what one of Detectron2's training samplers does.
+        """Return an order that draws the images which one of Detectron2's training samplers draws.
 
         Args:
-            sampler: the sampler; which images it draws, not their order, is taken over.
+            sampler: the sampler.
             size: number of images in the data set.
 
         Raises:
@@ -83,14 +74,11 @@ class EpochOrder:
         raise TypeError(f"no order is known for a {type(sampler).__name__}")
 
     def __call__(self, seed: int, epoch: int) -> np.ndarray:
-        """Return the indices of an epoch's images.
+        """Return the indices of an epoch's images in order, integers of one axis.
 
         Args:
-            seed: that of the run.
+            seed: the run's.
             epoch: its number, from 0.
-
-        Returns:
-            Integers in [0, size), one axis.
         """
         indices = np.arange(self.size)
         if self._subset is not None:
@@ -106,10 +94,9 @@ class EpochOrder:
 class BatchOrder:
     """All batches of a run, on all processes.
 
-    Batches are numbered over the processes: with W of them, process r gets the batches r, r + W, r + 2W, ...
-    So where the run stands does not depend on the number of processes, and with other processes the same
-    batches follow. With ``groups``, the samples of one group wait until they fill a batch, as in Detectron2's
-    aspect ratio grouping.
+    With W processes, process r gets the batches r, r + W, r + 2W, ... So where the run stands does not depend
+    on the number of processes, and with another number the same batches follow. With ``groups``, the samples
+    of one group wait until they fill a batch, as in Detectron2's aspect ratio grouping.
 
     Args:
         epochs: the images of each epoch.
@@ -120,8 +107,7 @@ class BatchOrder:
     def __init__(
         self, epochs: EpochOrder, batch_size: int, groups: Sequence[int] | np.ndarray | None = None
     ) -> None:
-        self._epochs = epochs
-        self._batch_size = batch_size
+        self._epochs, self._batch_size = epochs, batch_size
         self._groups = np.zeros(epochs.size, dtype=int) if groups is None else np.asarray(groups)
 
     def batches(
@@ -135,8 +121,8 @@ class BatchOrder:
             processes: number of processes.
 
         Yields:
-            A batch, and the state to go on from when all processes have had theirs. The state is the same in
-            all processes and is made of integers, lists and a dict.
+            A batch, and the state to go on from when all processes have had theirs: integers and lists, the
+            same in all processes.
         """
         seed, epoch, offset, position = (state.get(key, 0) for key in ("seed", "epoch", "offset", "position"))
         waiting: dict[int, list[Sample]] = {}
@@ -159,16 +145,8 @@ class BatchOrder:
                 while len(ready) >= processes:
                     batch, ready = ready[rank], ready[processes:]
                     rest = sorted(sample for samples in [*ready, *waiting.values()] for sample in samples)
-                    yield (
-                        batch,
-                        {
-                            "seed": seed,
-                            "epoch": epoch,
-                            "offset": offset,
-                            "position": position,
-                            "waiting": [list(sample) for sample in rest],
-                        },
-                    )
+                    state = {"seed": seed, "epoch": epoch, "offset": offset, "position": position}
+                    yield batch, {**state, "waiting": [list(sample) for sample in rest]}
                 if offset >= len(indices):
                     break
                 add(Sample(position, int(indices[offset])))

@@ -10,15 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["isolated_randomness", "random_states", "set_random_states"]
-
 
 def random_states() -> dict[str, Any]:
-    """Return the states of all generators that training draws from.
+    """Return the states of Python's, NumPy's and PyTorch's generators, and of the GPU's where it is in use.
 
-    Returns:
-        Those of Python, NumPy, PyTorch, and of this process's GPU where it is in use, as tensors and plain
-        containers, so that they can be read back without unpickling objects.
+    They are tensors and plain containers, so that they can be read back without unpickling objects.
     """
     _, keys, position, has_gauss, cached_gauss = np.random.get_state()
     return {
@@ -31,11 +27,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Set the states of all generators.
-
-    Args:
-        states: what :func:`random_states` returned, perhaps in an earlier process.
-    """
+    """Set the states that :func:`random_states` returned, perhaps in an earlier process."""
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     keys, *rest = states["numpy"]

@@ -11,23 +11,18 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-__all__ = ["iterate"]
-
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _CAN_WAIT = hasattr(signal, "sigwaitinfo")  # not on macOS
 
 
 def iterate(loader: DataLoader) -> Iterator[Any]:
-    """Iterate over a loader, whose workers heed SIGTERM from this process alone.
+    """Return the iterator of a loader, whose workers end by a SIGTERM of this process alone.
 
     SIGTERM and SIGUSR1 are often sent to all processes of a job. This process needs its workers until it has
     saved or evaluated, and then ends them.
 
     Args:
         loader: without a ``worker_init_fn``.
-
-    Returns:
-        The iterator of its batches.
     """
     if not (_CAN_WAIT and loader.num_workers):
         return iter(loader)
@@ -51,11 +46,7 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _heed_parent_alone(worker: int) -> None:
-    """End a worker, in which the signals are blocked, on SIGTERM from its parent.
-
-    Args:
-        worker: the worker's number.
-    """
+    """End a worker, in which the signals are blocked, on SIGTERM from its parent."""
     parent = os.getppid()
 
     def wait() -> None:

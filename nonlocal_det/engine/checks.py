@@ -10,13 +10,12 @@ from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.utils.file_io import PathManager
 
-from nonlocal_det.config.messages import check_choice, config_error, flatten
+from nonlocal_det.config.messages import check_choice, check_least, config_error, flatten
 from nonlocal_det.data.cache import is_made_on_first_use
 from nonlocal_det.errors import ConfigError
 
-__all__ = ["check_datasets", "check_output", "check_settings", "check_training", "check_workers"]
+__all__ = ["check_datasets", "check_output", "check_settings", "check_training"]
 
-SYNC_NORMS = ("SyncBN", "nnSyncBN")
 # What Detectron2 takes. Other values it finds late, or takes for "none".
 _CHOICES_IN_TRAINING = {
     "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR"),
@@ -31,58 +30,41 @@ def check_settings(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first thing found.
     """
-    _check_device(cfg)
+    _check_device(cfg.MODEL.DEVICE)
     check_choice(cfg, "INPUT.FORMAT", ("BGR", "RGB", "L", "YUV-BT.601"))
-    if cfg.SOLVER.SKIP_NONFINITE_STEPS < 0:
-        raise config_error(
-            "SOLVER.SKIP_NONFINITE_STEPS",
-            cfg.SOLVER.SKIP_NONFINITE_STEPS,
-            "must be 0 (stop at the first) or more",
-        )
-    patience = cfg.SOLVER.EARLY_STOP_PATIENCE
-    if patience < 0:
-        raise config_error(
-            "SOLVER.EARLY_STOP_PATIENCE", patience, "must be 0 (train to the end) or more, such as 5"
-        )
-    if patience and cfg.TEST.EVAL_PERIOD < 1:
-        raise config_error(
-            "SOLVER.EARLY_STOP_PATIENCE",
-            patience,
-            f"it counts evaluations, and TEST.EVAL_PERIOD {cfg.TEST.EVAL_PERIOD} makes none while training; "
-            "write a number of iterations there, or 0 here",
+    check_least(cfg, "SOLVER.SKIP_NONFINITE_STEPS", 0, "must be 0 (stop at the first) or more")
+    check_least(cfg, "SOLVER.EARLY_STOP_PATIENCE", 0, "must be 0 (train to the end) or more, such as 5")
+    patience, period = cfg.SOLVER.EARLY_STOP_PATIENCE, cfg.TEST.EVAL_PERIOD
+    if patience and period < 1:
+        raise ConfigError(
+            f"SOLVER.EARLY_STOP_PATIENCE is {patience}: it counts evaluations, and TEST.EVAL_PERIOD {period} "
+            "makes none while training; write a number of iterations there, or 0 here"
         )
     for key, value in (("SOLVER.EARLY_STOP_PATIENCE", patience), ("TEST.VAL_LOSS", cfg.TEST.VAL_LOSS)):
         if value and not cfg.DATASETS.TEST:
             raise config_error(
                 key, value, "would be ignored, as DATASETS.TEST is (); name a data set there, or leave it out"
             )
-    if not 0 <= cfg.DATALOADER.MAX_BAD_FRACTION <= 1:
-        raise config_error(
-            "DATALOADER.MAX_BAD_FRACTION",
-            cfg.DATALOADER.MAX_BAD_FRACTION,
-            "must be from 0 to 1, such as 0.01",
-        )
+    fraction = cfg.DATALOADER.MAX_BAD_FRACTION
+    if not 0 <= fraction <= 1:
+        raise config_error("DATALOADER.MAX_BAD_FRACTION", fraction, "must be from 0 to 1, such as 0.01")
     reference, batch = cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.SOLVER.IMS_PER_BATCH
     if reference and batch % reference:
-        raise config_error(
-            "SOLVER.IMS_PER_BATCH",
-            batch,
-            f"it counts the images of {reference} GPUs (SOLVER.REFERENCE_WORLD_SIZE) and is scaled to those "
-            f"in use, so it must be a multiple of {reference}; to train with {batch} as it stands, write "
-            "SOLVER.REFERENCE_WORLD_SIZE 0",
+        raise ConfigError(
+            f"SOLVER.IMS_PER_BATCH is {batch}: it counts the images of {reference} GPUs "
+            "(SOLVER.REFERENCE_WORLD_SIZE) and is scaled to those in use, so it must be a multiple of "
+            f"{reference}; to train with {batch} as it stands, write SOLVER.REFERENCE_WORLD_SIZE 0"
         )
 
 
-def _check_device(cfg: CfgNode) -> None:
-    device = cfg.MODEL.DEVICE
+def _check_device(device: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError:
         raise config_error("MODEL.DEVICE", device, 'not a device; write "cuda" or "cpu"') from None
     if kind == "cuda" and not torch.cuda.is_available():
-        raise config_error(
-            "MODEL.DEVICE", device, 'PyTorch sees no CUDA device here; write "cpu" or leave the key out'
-        )
+        why = 'PyTorch sees no CUDA device here; write "cpu" or leave the key out'
+        raise config_error("MODEL.DEVICE", device, why)
 
 
 def check_training(cfg: CfgNode, processes: int = 1) -> None:
@@ -103,8 +85,7 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
             'DATASETS.TRAIN is (): names no data set to train on; write one, such as ("coco_2017_train",)'
         )
     for key in ("IMS_PER_BATCH", "MAX_ITER", "CHECKPOINT_PERIOD"):
-        if cfg.SOLVER[key] < 1:
-            raise ConfigError(f"SOLVER.{key} is {cfg.SOLVER[key]}: write 1 or more")
+        check_least(cfg, f"SOLVER.{key}", 1, "write 1 or more")
     period, reference = cfg.TEST.EVAL_PERIOD, cfg.SOLVER.REFERENCE_WORLD_SIZE
     if cfg.SOLVER.EARLY_STOP_PATIENCE and reference and round(period * reference / processes) < 1:
         raise ConfigError(
@@ -112,44 +93,26 @@ def check_training(cfg: CfgNode, processes: int = 1) -> None:
             f"TEST.EVAL_PERIOD {period}, scaled from {reference} processes (SOLVER.REFERENCE_WORLD_SIZE) to "
             f"{processes}, makes none; write TEST.EVAL_PERIOD {processes} or more"
         )
-    on_cpu = torch.device(cfg.MODEL.DEVICE).type == "cpu"
+    device, batch = cfg.MODEL.DEVICE, cfg.SOLVER.IMS_PER_BATCH
+    on_cpu = torch.device(device).type == "cpu"
     if on_cpu and cfg.SOLVER.AMP.ENABLED:
         raise ConfigError(
             "SOLVER.AMP.ENABLED is True: training in mixed precision needs a CUDA device, and MODEL.DEVICE "
-            f"is {cfg.MODEL.DEVICE!r}; write SOLVER.AMP.ENABLED False"
+            f"is {device!r}; write SOLVER.AMP.ENABLED False"
         )
-    if processes == 1:
-        return
-    if on_cpu and torch.cuda.is_available():
-        raise ConfigError(
-            f"MODEL.DEVICE is {cfg.MODEL.DEVICE!r}: {processes} processes on this machine would use its GPUs "
-            'to talk to each other; leave MODEL.DEVICE out, or hide the GPUs by CUDA_VISIBLE_DEVICES=""'
-        )
-    if on_cpu:
+    if on_cpu and processes > 1:
+        if torch.cuda.is_available():
+            raise ConfigError(
+                f"MODEL.DEVICE is {device!r}: {processes} processes on this machine would use its GPUs to "
+                'talk to each other; leave MODEL.DEVICE out, or hide the GPUs by CUDA_VISIBLE_DEVICES=""'
+            )
         for key, norm in flatten(cfg):
-            if key.endswith(".NORM") and norm in SYNC_NORMS:
-                raise ConfigError(
-                    f"{key} is {norm!r}: PyTorch's does not train on CPUs with {processes} processes; write "
-                    '"naiveSyncBN"'
-                )
-    batch = cfg.SOLVER.IMS_PER_BATCH
+            if key.endswith(".NORM") and norm in ("SyncBN", "nnSyncBN"):
+                why = f'PyTorch\'s does not train on CPUs with {processes} processes; write "naiveSyncBN"'
+                raise config_error(key, norm, why)
     if not reference and batch % processes:
-        raise ConfigError(
-            f"SOLVER.IMS_PER_BATCH is {batch}: {processes} processes cannot share it evenly; write a "
-            f"multiple of {processes}"
-        )
-
-
-def check_workers(cfg: CfgNode) -> None:
-    """Check the number of processes that load data.
-
-    Raises:
-        ConfigError: it is negative.
-    """
-    if cfg.DATALOADER.NUM_WORKERS < 0:
-        raise ConfigError(
-            f"DATALOADER.NUM_WORKERS is {cfg.DATALOADER.NUM_WORKERS}: write 0 (none) or more, such as 4"
-        )
+        why = f"{processes} processes cannot share it evenly; write a multiple of {processes}"
+        raise config_error("SOLVER.IMS_PER_BATCH", batch, why)
 
 
 def check_output(folder: str) -> None:
@@ -169,7 +132,7 @@ def check_output(folder: str) -> None:
         elif os.path.isdir(folder) and not os.access(folder, os.W_OK):
             problem = "may not be written by this user"
     if problem:
-        raise ConfigError(f"OUTPUT_DIR is {folder!r}: {problem}; name a folder that can be written")
+        raise config_error("OUTPUT_DIR", folder, f"{problem}; name a folder that can be written")
 
 
 def check_datasets(key: str, names: tuple[str, ...]) -> None:
@@ -192,9 +155,8 @@ def check_datasets(key: str, names: tuple[str, ...]) -> None:
             )
         if is_made_on_first_use(name):
             continue
-        metadata = MetadataCatalog.get(name)
         for what, attribute in (("annotations", "json_file"), ("images", "image_root")):
-            path = metadata.get(attribute)
+            path = MetadataCatalog.get(name).get(attribute)
             if path and not PathManager.exists(path):
                 raise ConfigError(
                     f"{key} names {name!r}: its {what} are looked for at {path}: not there{_remedy(path)}"

@@ -27,17 +27,14 @@ _AP = re.compile(r"(?P<name>(?:.+/)?(?:bbox|segm|keypoints)(?:_TTA)?)/AP")
 
 
 def read_metrics(path: str | os.PathLike[str]) -> dict[str, Series]:
-    """Read the metrics of a run, which may have been stopped and resumed any number of times.
+    """Return the values of each metric by iteration, in ascending order; they may be NaN or infinite.
 
-    Of an iteration that was done twice the later values count. Where training went back, as a run that was
-    killed does, or one that starts again in the folder of another, what was written of later iterations
-    before is left out. So are lines that are not whole, but not a whole one behind the beginning of another.
+    The run may have been stopped and resumed any number of times. Where it went back, as one that was killed
+    does, what had been written of later iterations is left out. Lines that are not whole are left out too,
+    but not a whole one behind the beginning of another.
 
     Args:
         path: the file that Detectron2's ``JSONWriter`` has written.
-
-    Returns:
-        The values of each metric by iteration, in ascending order; NaN and infinity may be among them.
 
     Raises:
         OSError: the file cannot be read.
@@ -73,10 +70,7 @@ def _rows(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def draw_curves(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Draw the total loss, AP and every single loss of a run over its iterations.
-
-    Losses are of training and, with TEST.VAL_LOSS, of the data sets that are evaluated. Numbers that are not
-    finite are left out.
+    """Draw the total loss, AP and every single loss of a run, and its validation losses, if there are any.
 
     Args:
         source: ``metrics.json``.

@@ -35,7 +35,7 @@ def evaluate(
     Args:
         cfg: the config.
         model: the model.
-        task: its task; that of the config by default.
+        task: its task; by default the config's.
         stop: a request that cuts the evaluation short in all processes.
         folder: name of the folder in OUTPUT_DIR that predictions go to.
 
@@ -55,14 +55,14 @@ def evaluate(
             for dataset in cfg.DATASETS.TEST:
                 loader = StoppableLoader(task.build_test_loader(cfg, dataset), stop)
                 # With several data sets each has a folder, or it would overwrite the one before.
-                inner = dataset if len(cfg.DATASETS.TEST) > 1 else ""
-                evaluator = task.build_evaluator(cfg, dataset, os.path.join(cfg.OUTPUT_DIR, folder, inner))
+                target = os.path.join(cfg.OUTPUT_DIR, folder, metric_prefix(cfg, dataset).rstrip("/"))
+                evaluator = task.build_evaluator(cfg, dataset, target)
                 results[dataset] = inference_on_dataset(model, loader, evaluator)
                 if comm.is_main_process():
                     logger.info("Evaluation results for %s in csv format:", dataset)
                     print_csv_format(results[dataset])
         finally:
-            model.train(training)  # which Detectron2 leaves to evaluations that end
+            model.train(training)  # Detectron2 does it only where the evaluation ends
     return results[cfg.DATASETS.TEST[0]] if len(results) == 1 else results
 
 

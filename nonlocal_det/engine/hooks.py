@@ -16,25 +16,14 @@ from nonlocal_det.checkpoint.checkpointer import NonLocalCheckpointer
 from nonlocal_det.engine.curves import draw_curves
 from nonlocal_det.errors import Preempted, one_line
 
-__all__ = [
-    "BestCheckpointer",
-    "CurveDrawer",
-    "EarlyStopping",
-    "EvalHook",
-    "PeriodicCheckpointer",
-    "PeriodicWriter",
-    "PreciseBN",
-    "best_keeper",
-]
-
 logger = logging.getLogger(__name__)
 
 
 class PeriodicCheckpointer(HookBase):
     """Saves a checkpoint every ``period`` iterations, and ``model_final`` after the last.
 
-    Unlike Detectron2's it runs in all processes, since each gives its random states. When one of them has
-    been sent a signal to stop, all save, and training ends by :class:`Preempted`.
+    Unlike Detectron2's it runs in all processes, since each gives its random states. When one of them was
+    asked to stop, all save, and training ends by :class:`Preempted`.
 
     Args:
         period: number of iterations.
@@ -50,18 +39,15 @@ class PeriodicCheckpointer(HookBase):
         if trainer.stopping or done == trainer.max_iter or done % self._period == 0:
             trainer.save(name)
         if trainer.stopping:
-            reason = (
-                f"stopped by a signal after {done} of {trainer.max_iter} iterations and saved {name}.pth; "
-                "--resume goes on from it"
-            )
-            trainer.end(reason, Preempted(reason))
+            reason = f"stopped by a signal after {done} of {trainer.max_iter} iterations and saved {name}.pth"
+            trainer.end(reason, Preempted(f"{reason}; --resume goes on from it"))
 
 
 class EvalHook(hooks.EvalHook):
-    """Evaluates as Detectron2's does, and makes up for an evaluation that a stopped run did not come to.
+    """Evaluates as Detectron2's does, and catches up on an evaluation that a stopped run did not reach.
 
-    Checkpoints are saved before the evaluation that is due at the same iteration, so that one which fails
-    costs no training. A run that goes on from such a checkpoint therefore starts with the evaluation.
+    Checkpoints are saved before the evaluation of the same iteration, so that one which fails costs no
+    training. A run that goes on from such a checkpoint therefore starts with the evaluation.
     """
 
     _evaluated: int | None = None  # the iteration of the last evaluation
@@ -137,7 +123,7 @@ class BestCheckpointer(hooks.BestCheckpointer):
         return self._val_metric
 
     def before_train(self) -> None:
-        """Compare an evaluation that was made up for before training goes on."""
+        """Compare the scores of an evaluation that was caught up on."""
         if self._val_metric in self.trainer.storage.latest():
             self._best_checking()
 
@@ -176,8 +162,8 @@ class BestCheckpointer(hooks.BestCheckpointer):
 class EarlyStopping(HookBase):
     """Ends training in all processes when the best score has not been beaten for some evaluations.
 
-    It comes after the hooks that evaluate and compare. A run that it has ended ends again at once when it is
-    resumed, unless the patience has been changed.
+    It comes after the hooks that evaluate and compare. A run that it has ended ends at once when it is
+    resumed, unless the patience has changed.
 
     Args:
         period: number of iterations between evaluations.
@@ -186,13 +172,11 @@ class EarlyStopping(HookBase):
     """
 
     def __init__(self, period: int, patience: int, best: BestCheckpointer | None) -> None:
-        self._period = period
-        self._patience = patience
-        self._best = best
+        self._period, self._patience, self._best = period, patience, best
         self._warned = self._stopped = False
 
     def before_train(self) -> None:
-        """Look at what is remembered of a run that is resumed, unless it has reached its end."""
+        """Look at the scores of the run that is resumed, unless it has reached its end."""
         if self.trainer.start_iter < self.trainer.max_iter:
             self._look(self.trainer.start_iter)
 
@@ -221,13 +205,13 @@ class EarlyStopping(HookBase):
     def _look(self, done: int) -> None:
         reason = ""
         if self._best is not None and self._best.since_best >= self._patience:
-            number = self._best.since_best
+            best, number = self._best, self._best.since_best
             since = f"{number} evaluations" if number > 1 else "evaluation"
             reason = (
                 f"Training was stopped early after {done} of {self.trainer.max_iter} iterations: the best "
-                f"{self._best.metric}, {self._best.best_metric:.2f} after {self._best.best_iter + 1}, was "
-                f"not beaten by the {since} since (SOLVER.EARLY_STOP_PATIENCE is "
-                f"{self._patience}; with more, or 0, --resume trains on)"
+                f"{best.metric}, {best.best_metric:.2f} after {best.best_iter + 1}, was not beaten by the "
+                f"{since} since (SOLVER.EARLY_STOP_PATIENCE is {self._patience}; with more, or 0, --resume "
+                "trains on)"
             )
         if reason := comm.all_gather(reason)[0]:
             self._stopped, self.trainer.max_iter = True, done
@@ -235,19 +219,14 @@ class EarlyStopping(HookBase):
 
 
 class PeriodicWriter(hooks.PeriodicWriter):
-    """Writes as Detectron2's does, and also after every evaluation: writers see the last one alone.
-
-    Args:
-        writers: the writers.
-        eval_period: number of iterations between evaluations; 0 for none.
-    """
+    """Writes as Detectron2's does, and after every evaluation (``eval_period``), as only the last is kept."""
 
     def __init__(self, writers: Sequence[EventWriter], eval_period: int) -> None:
         super().__init__(writers)
         self._eval_period = eval_period
 
     def before_train(self) -> None:
-        """Write an evaluation that was made up for before training goes on."""
+        """Write the scores of an evaluation that was caught up on."""
         if self.trainer.storage.latest():
             self._write()
 
@@ -264,17 +243,13 @@ class PeriodicWriter(hooks.PeriodicWriter):
 
 
 class CurveDrawer(HookBase):
-    """Draws the metrics of the whole run when it has ended; it comes after their writer.
-
-    Args:
-        folder: where ``metrics.json`` is, and ``curves.png`` goes.
-    """
+    """Draws ``curves.png`` of ``metrics.json``, in one folder, at the end; it comes after their writer."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
     def after_train(self) -> None:
-        """Draw, unless training goes on another time. A drawing that fails is no fault of the run."""
+        """Draw, if the run is done. It does not fail where the drawing does."""
         if self.trainer.failed or self.trainer.iter < self.trainer.max_iter:
             return
         source, target = (os.path.join(self._folder, name) for name in ("metrics.json", "curves.png"))
@@ -285,7 +260,7 @@ class CurveDrawer(HookBase):
 
 
 class PreciseBN(hooks.PreciseBN):
-    """Runs Detectron2's over the batches that training will see next, so that where it reads is known."""
+    """Measures the batches that training will see next, so that it follows from the training's position."""
 
     def update_stats(self) -> None:
         """Replace the running statistics of batch norms by exact ones."""

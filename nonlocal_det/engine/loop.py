@@ -64,23 +64,18 @@ class Trainer(TrainerBase):
     loading of weights (:class:`NonLocalCheckpointer`), on GPUs and CPUs, and with exact resume
     (:class:`RunState`). "Best" is by the first of the task's scores on the first data set of DATASETS.TEST.
 
-    With TEST.VAL_LOSS each evaluation also computes the losses on DATASETS.TEST (:class:`ValidationLoss`).
-    With SOLVER.EARLY_STOP_PATIENCE training ends once the best score is that many evaluations old. At the end
-    ``curves.png`` is drawn from ``metrics.json``.
-
     Attributes:
         cfg: the config, scaled to the number of processes.
-        task: what the loop asks.
+        task: the task.
         step: does the steps.
         ending: why training ends before SOLVER.MAX_ITER; None as long as it does not.
-        saved: the iteration that was saved last, by this process' run; None before.
+        saved: the iteration that this run saved last; None before.
 
     Args:
         cfg: the config, checked by :func:`nonlocal_det.engine.task.check_run`. With
-        SOLVER.REFERENCE_WORLD_SIZE,
-            batch, rate and steps are scaled to the number of processes, and the log says to what.
+            SOLVER.REFERENCE_WORLD_SIZE, batch, rate and steps are scaled to the number of processes.
         allow_missing: regular expression for weights that may be missing (:class:`NonLocalCheckpointer`).
-        task: the task; that of the config by default.
+        task: the task; by default the config's.
         stop: says whether the run was asked to stop.
 
     Raises:
@@ -120,9 +115,7 @@ class Trainer(TrainerBase):
         self.model = create_ddp_model(model, broadcast_buffers=False, device_ids=devices)
         self.scheduler = build_lr_scheduler(cfg, self.optimizer)
         self.step = TrainingStep(
-            self.model,
-            self.data_loader,
-            self.optimizer,
+            *(self.model, self.data_loader, self.optimizer),
             task=self.task,
             folder=cfg.OUTPUT_DIR,
             max_skipped=cfg.SOLVER.SKIP_NONFINITE_STEPS,
@@ -141,7 +134,7 @@ class Trainer(TrainerBase):
         """Go on from the last checkpoint in OUTPUT_DIR, or start from MODEL.WEIGHTS.
 
         Args:
-            resume: whether to go on from OUTPUT_DIR; where it holds no checkpoint, training starts.
+            resume: whether to go on from OUTPUT_DIR, if it holds a checkpoint.
 
         Raises:
             CheckpointError: the file is missing, damaged, or does not fit the model.
@@ -164,7 +157,7 @@ class Trainer(TrainerBase):
         """Train from ``start_iter`` to ``max_iter``, or until a hook or an error ends it.
 
         SIGTERM and SIGUSR1 make it save after the current iteration and raise :class:`Preempted`. They cut an
-        evaluation short, and the run that goes on makes up for it.
+        evaluation short; the run that goes on starts with it.
 
         Returns:
             The results of the last evaluation in the main process, where TEST.EXPECTED_RESULTS checks them.
@@ -220,8 +213,8 @@ class Trainer(TrainerBase):
 
         Args:
             reason: why, in one line.
-            error: what :meth:`train` raises, and no other hook runs in this iteration; None where the run is
-            done.
+            error: what :meth:`train` raises; the hooks that follow do not run in this iteration. None where
+                the run is done.
         """
         if not self.failed:
             self.ending = Ending(reason, error)
@@ -246,7 +239,7 @@ class Trainer(TrainerBase):
         self.state.take_up()
 
     def run_step(self) -> None:
-        """Do one step, or skip it in all processes if a loss of one is not finite."""
+        """Do one step."""
         self.step(self.iter, self.storage)
         if isinstance(self.data_loader, TrainLoader):
             self.storage.put_scalar("epoch", self.data_loader.epoch, smoothing_hint=False)
@@ -268,9 +261,8 @@ class Trainer(TrainerBase):
             except (InputError, Preempted) as error:
                 self.end(str(error), error)
             except OSError:
-                if (
-                    not self.failed
-                ):  # else a full disk, which keeps a checkpoint from being written, shows here too
+                # After an error it tells nothing new: a full disk fails the checkpoint and the writers alike.
+                if not self.failed:
                     raise
 
     @property

@@ -19,11 +19,7 @@ from torch.utils.data import DataLoader
 from nonlocal_det.data.workers import iterate
 from nonlocal_det.errors import Preempted
 
-__all__ = [
-    "STOP_SIGNALS",
-    "StopRequest",
-    "StoppableLoader",
-]
+__all__ = ["STOP_SIGNALS", "StopRequest", "StoppableLoader"]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -58,7 +54,7 @@ class StopRequest:
     def listening(self, *, pass_on: bool = False, leave: Callable[[], None] | None = None) -> Iterator[None]:
         """Take the signals as requests while the block runs, and forget those from before it.
 
-        Outside of the main thread nothing is done: signals do not reach others.
+        Outside of the main thread, which no signal reaches, nothing is done.
 
         Args:
             pass_on: whether a signal counts in the processes that this object was sent to as well. They must
@@ -96,20 +92,16 @@ class StopRequest:
 class StoppableLoader:
     """Batches of an evaluation, which a request to stop cuts short in all processes.
 
-    Each process looks for a request after its image; a signal to one process alone is noticed by the others
-    when they have done their images, of which each may have another number.
+    A process that was asked to stop does so after its image; the others, which may have another number of
+    images, when theirs are done. The iteration then ends by :class:`Preempted` in all of them.
 
     Args:
         loader: the loader. All processes must iterate over it to its end.
         stop: says whether this process was asked to stop; None never does.
-
-    Raises:
-        Preempted: in all processes, where the iteration ends.
     """
 
     def __init__(self, loader: DataLoader, stop: StopRequest | None = None) -> None:
-        self._loader = loader
-        self._stop = stop
+        self._loader, self._stop = loader, stop
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -20,14 +20,9 @@ __all__ = ["replay_batch", "save_batch"]
 
 
 def save_batch(
-    path: str,
-    task: Task,
-    model: nn.Module,
-    batch: Any,
-    random_states: Mapping[str, Any],
-    **more: Any,
+    path: str, task: Task, model: nn.Module, batch: Any, random_states: Mapping[str, Any], **more: Any
 ) -> None:
-    """Write a batch, the weights and the random states that it met, in plain containers and tensors.
+    """Write a batch with the weights and random states of its step, in plain containers and tensors.
 
     Args:
         path: the file.
@@ -38,26 +33,19 @@ def save_batch(
         more: what else to write.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
-    content = {
-        **more,
-        "batch": _encode(batch, task),
-        "random_states": random_states,
-        "model": model.state_dict(),
-    }
+    states = {"random_states": random_states, "model": model.state_dict()}
+    content = {**more, "batch": _encode(batch, task), **states}
     write_whole(path, lambda file: torch.save(content, file))
 
 
 def replay_batch(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """Compute the losses of a saved batch again: the same weights, samples and random numbers.
+    """Return the losses of a saved batch by name, computed with its weights and random numbers.
 
     Args:
         model: a model of the same config; its weights are replaced.
         path: the file that the log names.
-
-    Returns:
-        The losses by name.
 
     Raises:
         CheckpointError: the file is damaged or no saved batch.

@@ -30,8 +30,7 @@ class RunState:
       "skipped_steps", and what the task's model carries from step to step.
 
     On a CPU, with up to two processes, a run that is stopped and resumed ends with the same bits as one that
-    was not: evaluation draws no random number from training, and no sample depends on the number of data
-    workers.
+    was not.
 
     Args:
         trainer: the run, a :class:`nonlocal_det.engine.loop.Trainer`.
@@ -43,7 +42,7 @@ class RunState:
         self._resumed: dict[str, Any] | None = None  # those of this process, until training starts
 
     def gather(self) -> None:
-        """Collect in the main process what each process alone knows; all must call this before one saves."""
+        """Collect the random states of all processes in the main one; all call this before it saves."""
         self._gathered = comm.gather(random_states())
 
     def take_up(self) -> None:
@@ -58,9 +57,10 @@ class RunState:
         inner = {"iteration": trainer.iter, "optimizer": trainer.optimizer.state_dict()}
         if trainer.step.scaler.is_enabled():
             inner["grad_scaler"] = trainer.step.scaler.state_dict()
+        hooks = {name: hook.state_dict() for name, hook in _named(trainer.hooks)}
         state = {
             "iteration": trainer.iter,
-            "hooks": {name: found for name, hook in _named(trainer.hooks) if (found := hook.state_dict())},
+            "hooks": {name: found for name, found in hooks.items() if found},
             "_trainer": inner,
             "random_states": self._gathered,
             "skipped_steps": trainer.step.skipped,
@@ -100,7 +100,7 @@ class RunState:
         self._load_random_states(state_dict.get("random_states", ()))
 
     def _load_position(self, position: Mapping[str, Any] | None) -> None:
-        """Go on in the training data where the run stood, or as far as it had come."""
+        """Go on in the training data where the run stood, or after as many images as it has seen."""
         loader = self._trainer.data_loader
         if not isinstance(loader, TrainLoader):
             return

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,15 +34,15 @@ _SHARED_LOSSES = 64
 class TrainingStep:
     """Does the steps of a run, with mixed precision or without.
 
-    Before backward the processes exchange, in one collective, what each alone can know: whether its losses
-    are finite, whether it was asked to stop, and whether it met samples that cannot be used. A step with a
-    loss that is not finite in any process changes nothing in any of them: neither weights nor running
-    statistics. The batch is saved by the process that had it.
+    Before backward the processes exchange, in one collective, whether the losses of each are finite, whether
+    it was asked to stop, and whether it met samples that cannot be used. A step with a loss that is not
+    finite in any process changes nothing in any of them, neither weights nor running statistics, and the
+    batch is saved by the process that had it.
 
     Attributes:
         skipped: number of steps that were skipped so far.
         stopping: whether a process was asked to stop before the last step's backward.
-        scaler: that of the gradients, with mixed precision; otherwise it does nothing.
+        scaler: scales the gradients with mixed precision; does nothing without.
 
     Args:
         model: the model, with its wrapper for several processes.
@@ -71,11 +71,8 @@ class TrainingStep:
         self.stopping = False
         self._model, self._loader, self._optimizer = model.train(), loader, optimizer
         self._bare = getattr(model, "module", model)
-        self._task = task
-        self._folder = folder
-        self._max_skipped = max_skipped
-        self._mixed_precision = mixed_precision
-        self._stop = stop
+        self._task, self._folder, self._stop = task, folder, stop
+        self._max_skipped, self._mixed_precision = max_skipped, mixed_precision
         self._device = next(model.parameters()).device.type
         self.scaler = torch.amp.GradScaler(self._device, enabled=mixed_precision)
         self._batches: Iterator[Any] | None = None
@@ -119,34 +116,30 @@ class TrainingStep:
             return {}
         return losses if isinstance(losses, Mapping) else {"total_loss": losses}
 
-    def _exchange(self, values: Mapping[str, float], data_time: float) -> list[list[float]]:
-        """Tell the other processes about this one's step, and return what each said.
+    def _exchange(self, values: Mapping[str, float], data_time: float) -> list[Sequence[float]]:
+        """Return of each process what it tells about its step.
 
-        Returns:
-            For each process: whether it was asked to stop, how many samples it could not use, whether a loss
-            is not finite, the seconds that its data took, and its losses.
+        That is: whether it was asked to stop, how many samples it could not use, whether a loss is not
+        finite, the seconds that its data took, and its losses.
         """
         loader = self._loader if isinstance(self._loader, TrainLoader) else None
         bad = loader.take_bad() if loader else []
-        finite = all(map(math.isfinite, values.values()))
-        row = [float(bool(self._stop)), float(len(bad)), float(not finite), data_time, *values.values()]
-        rows = _all_gather(row)
+        broken = not all(map(math.isfinite, values.values()))
+        rows = _all_gather([bool(self._stop), len(bad), broken, data_time, *values.values()])
         self.stopping = any(row[0] for row in rows)
         if loader and any(row[1] for row in rows):
             loader.count_bad(sample for samples in comm.all_gather(bad) for sample in samples)
         return rows
 
-    def _write(self, storage: EventStorage, values: Mapping[str, float], rows: list[list[float]]) -> None:
+    def _write(self, storage: EventStorage, values: Mapping[str, float], rows: list[Sequence[float]]) -> None:
         """Record the losses, as means over the processes, and the time of the slowest data."""
         storage.put_scalar("rank_data_time", rows[comm.get_rank()][3])
         if not comm.is_main_process():
             return
         storage.put_scalar("data_time", max(row[3] for row in rows))
         columns = zip(*(row[4:] for row in rows), strict=True)
-        means = {
-            **values,
-            **{name: float(np.mean(column)) for name, column in zip(values, columns, strict=False)},
-        }
+        means = dict(values)
+        means.update((name, float(np.mean(column))) for name, column in zip(values, columns, strict=False))
         storage.put_scalar("total_loss", sum(means.values()))
         if len(means) > 1:
             storage.put_scalars(**means)
@@ -159,11 +152,7 @@ class TrainingStep:
         before: Mapping[str, Any],
         buffers: Mapping[str, torch.Tensor],
     ) -> None:
-        """Leave everything as it was before the step, and count it.
-
-        Raises:
-            NonFiniteLossError: no step may be skipped any more.
-        """
+        """Leave everything as it was before the step, and count it."""
         bad = {name: value for name, value in values.items() if not math.isfinite(value)}
         report = self._report(iteration, batch, bad, before) if bad else ""
         what = f"iteration {iteration}: {'; '.join(filter(None, comm.all_gather(report)))}"
@@ -180,10 +169,8 @@ class TrainingStep:
 
     def _report(self, iteration: int, batch: Any, bad: Mapping[str, float], before: Mapping[str, Any]) -> str:
         """Save the batch, and say in one line which it is, what is wrong, and where it is."""
-        samples = ", ".join(
-            f"{sample.get('file_name', 'image without file')} (id {sample.get('image_id')})"
-            for sample in batch
-        )
+        named = (f"{s.get('file_name', 'image without file')} (id {s.get('image_id')})" for s in batch)
+        samples = ", ".join(named)
         losses = ", ".join(
             "the proposals are not finite" if name == "rpn" else f"{name} is {value}"
             for name, value in bad.items()
@@ -197,20 +184,19 @@ class TrainingStep:
 
 
 def _read(losses: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return the losses as numbers, by one look for all: on a GPU each waits for it."""
+    """Return the losses as numbers, read at once: each read waits for the GPU."""
     if not losses:
         return {"rpn": math.nan}
     numbers = torch.stack([loss.detach().float().sum() for loss in losses.values()]).tolist()
     return dict(zip(losses, numbers, strict=True))
 
 
-def _all_gather(row: list[float]) -> list[list[float]]:
+def _all_gather(row: Sequence[float]) -> list[Sequence[float]]:
     """Return the rows of all processes, padded to one length, in one collective on the CPU."""
     if comm.get_world_size() == 1:
         return [row]
-    mine = torch.zeros(4 + _SHARED_LOSSES, dtype=torch.float64)
-    row = row[: len(mine)]
-    mine[: len(row)] = torch.tensor(row, dtype=torch.float64)
+    length = 4 + _SHARED_LOSSES
+    mine = torch.tensor([*row, *[0.0] * length][:length], dtype=torch.float64)
     rows = [torch.empty_like(mine) for _ in range(comm.get_world_size())]
     distributed.all_gather(rows, mine, group=global_gloo_group())
     return [other.tolist() for other in rows]

@@ -1,7 +1,7 @@
-"""What the loop asks of a task, the tasks that there are, and the configs of all of them.
+"""What the engine asks of a task, the tasks that there are, and the configs of all of them.
 
-A task is what the engine does not know: its keys, its data sets, its loaders and evaluators, and what its
-scores mean. It puts itself into the list by :func:`register_task` when its package is imported.
+A task has what the engine does not know: its keys, data sets, loaders, evaluators and scores. It puts itself
+into the list by :func:`register_task` when its package is imported.
 """
 
 from __future__ import annotations
@@ -20,26 +20,11 @@ from torch.utils.data import DataLoader
 from nonlocal_det.checkpoint.checkpointer import find_weights
 from nonlocal_det.config import keys
 from nonlocal_det.config.loading import load_config
+from nonlocal_det.config.messages import check_least
 from nonlocal_det.data.loader import TrainLoader
-from nonlocal_det.engine.checks import (
-    check_datasets,
-    check_output,
-    check_settings,
-    check_training,
-    check_workers,
-)
+from nonlocal_det.engine.checks import check_datasets, check_output, check_settings, check_training
 from nonlocal_det.errors import ConfigError
 from nonlocal_det.modeling.checks import check_blocks
-
-__all__ = [
-    "Task",
-    "add_nonlocal_config",
-    "all_tasks",
-    "check_run",
-    "find_task",
-    "get_config",
-    "register_task",
-]
 
 
 class Task(ABC):
@@ -72,40 +57,25 @@ class Task(ABC):
 
     @abstractmethod
     def check_settings(self, cfg: CfgNode) -> None:
-        """Refuse settings of the task that are wrong or would be ignored, as far as the config alone tells.
-
-        Raises:
-            ConfigError: the first thing found.
-        """
+        """Raise a ConfigError for settings of the task that are wrong or would be ignored."""
 
     @abstractmethod
     def check_parts(self, cfg: CfgNode, *, training: bool) -> None:
-        """Check the names of the model's parts, and in training the choices of the loader.
-
-        Raises:
-            ConfigError: a name is not known.
-        """
+        """Raise a ConfigError for an unknown part of the model or, in training, choice of the loader."""
 
     @abstractmethod
     def check_classes(self, cfg: CfgNode, key: str, name: str) -> None:
-        """Check that a data set fits the model.
+        """Raise a ConfigError for a data set with more classes than the model, or without what it learns.
 
         Args:
             cfg: the config.
             key: "DATASETS.TRAIN" or "DATASETS.TEST".
             name: a registered data set that the key names.
-
-        Raises:
-            ConfigError: it has more classes than the model, or lacks what the model learns.
         """
 
     @abstractmethod
     def check_data(self, cfg: CfgNode, *, training: bool) -> None:
-        """Read the data sets' files, log what is found, and refuse what would spoil the run.
-
-        Raises:
-            ConfigError: a data set has errors.
-        """
+        """Read the data sets' files and log what is found; raise a ConfigError where they have errors."""
 
     def release_data(self) -> None:
         """Forget what is kept of the files for loaders, in a process that will build none."""
@@ -113,11 +83,7 @@ class Task(ABC):
 
     @abstractmethod
     def build_train_loader(self, cfg: CfgNode, seed: int) -> TrainLoader:
-        """Return the loader of training data.
-
-        Raises:
-            ConfigError: the data cannot be ordered or read as the config wants it.
-        """
+        """Return the loader of training data; raise a ConfigError for data that it cannot order or read."""
 
     @abstractmethod
     def build_test_loader(self, cfg: CfgNode, dataset: str) -> DataLoader:
@@ -127,7 +93,7 @@ class Task(ABC):
     def build_validation_loader(self, cfg: CfgNode, dataset: str) -> DataLoader | None:
         """Return the test loader with ground truth, one sample a batch; None without ground truth.
 
-        A sample that cannot be used is one line of text that says why.
+        Instead of a sample that cannot be used it gives one line of text that says why.
         """
 
     @abstractmethod
@@ -160,31 +126,23 @@ class Task(ABC):
 
     @abstractmethod
     def count_flops(self, model: nn.Module, height: int, width: int) -> Any:
-        """Count the multiply-adds for one input (:class:`nonlocal_det.modeling.flops.Flops`).
-
-        Raises:
-            ConfigError: another kind of model.
-        """
+        """Count the multiply-adds for one input (:class:`nonlocal_det.modeling.flops.Flops`)."""
 
     @abstractmethod
     def probe(self, cfg: CfgNode, folder: Path) -> dict[str, Any]:
-        """Compute from a run's predictions what the built-in data sets are drawn to show.
-
-        Args:
-            cfg: the run's config.
-            folder: its OUTPUT_DIR.
+        """Compute from the predictions in a run's OUTPUT_DIR what the built-in data sets are drawn to show.
 
         Raises:
             DatasetError: a file cannot be read, or is damaged.
         """
 
 
-#: The tasks, in the order in which they were registered. The first takes architectures that none claims.
+#: The tasks, in the order in which they were registered.
 _tasks: list[Task] = []
 
 
 def register_task(task: Task) -> None:
-    """Put a task into the list, unless one of its name is there."""
+    """Put a task into the list, unless it has one of that name."""
     if task.name not in (other.name for other in _tasks):
         _tasks.append(task)
 
@@ -195,7 +153,7 @@ def all_tasks() -> tuple[Task, ...]:
 
 
 def find_task(cfg: CfgNode) -> Task:
-    """Return the task whose architecture a config names; that of the user's own is taken for a detector."""
+    """Return the task whose architecture a config names; the first one for an architecture of the user's."""
     claims = (task for task in _tasks if cfg.MODEL.META_ARCHITECTURE in task.architectures)
     return next(claims, _tasks[0])
 
@@ -214,7 +172,7 @@ def add_nonlocal_config(cfg: CfgNode) -> None:
 
 
 def get_config(config_file: str | os.PathLike[str], opts: Sequence[Any] = ()) -> CfgNode:
-    """Load a config with everything that this project needs, and check it.
+    """Load a config with the keys of all tasks, and check it.
 
     YAML is loaded safely: a file cannot run code. MODEL.DEVICE becomes "cpu" where there is no CUDA device
     and neither the files nor ``opts`` set it. The data sets of DATASETS.REGISTER are registered, and what
@@ -255,7 +213,7 @@ def check_run(cfg: CfgNode, *, processes: int = 1, eval_only: bool = False, resu
     """
     task = find_task(cfg)
     task.check_parts(cfg, training=not eval_only)
-    check_workers(cfg)
+    check_least(cfg, "DATALOADER.NUM_WORKERS", 0, "write 0 (none) or more, such as 4")
     if not eval_only:
         check_training(cfg, processes)
     elif not cfg.DATASETS.TEST:

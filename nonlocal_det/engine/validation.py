@@ -30,13 +30,11 @@ logger = logging.getLogger(__name__)
 class ValidationLoss:
     """Computes the losses of a model on each data set of DATASETS.TEST that has annotations.
 
-    The images are all those of the evaluation, resized as there and not augmented. Each is a batch of its
-    own, so that the mean over them does not depend on the number of processes; what is drawn at random, such
-    as the proposals that count, is the same in every evaluation. Losses are computed as in training, but for
-    norms, which use their running statistics, and dropout, which is off: the model is the one that is
-    evaluated. Neither it nor any random state is changed.
-
-    Images whose annotations cannot be used are left out, and logged.
+    The images are those of the evaluation, resized alike and not augmented. Each is a batch of its own, so
+    that the mean does not depend on the number of processes, and what is drawn at random, such as the
+    proposals that count, is the same in every evaluation. Losses are computed as in training, except that
+    norms use their running statistics and dropout is off, as in the evaluation. Neither the model nor any
+    random state is changed. Images whose annotations cannot be used are left out, and logged.
 
     Args:
         cfg: the config.
@@ -45,67 +43,58 @@ class ValidationLoss:
     """
 
     def __init__(self, cfg: CfgNode, task: Task | None = None, stop: StopRequest | None = None) -> None:
-        self._cfg = cfg
-        self._task = task or find_task(cfg)
-        self._stop = stop
-        self._loaders: dict[str, DataLoader] | None = None
+        self._cfg, self._task, self._stop = cfg, task or find_task(cfg), stop
+        self._loaders: dict[str, DataLoader | None] | None = None
 
     def __call__(self, model: nn.Module) -> dict[str, dict[str, float]]:
         """Compute the losses. All processes must call this.
 
         Args:
-            model: a detector of Detectron2's, without a wrapper for several processes.
+            model: the model, without a wrapper for several processes.
 
         Returns:
             In the main process, for each data set the mean over its images of "total_loss" and of every loss
             by name; NaN where proposals are not finite. Empty in the others.
         """
+        found: dict[str, dict[str, float]] = {}
         with isolated_randomness():
             if self._loaders is None:
-                self._loaders = {
-                    name: loader
-                    for name in self._cfg.DATASETS.TEST
-                    if (loader := self._task.build_validation_loader(self._cfg, name)) is not None
-                }
+                names = self._cfg.DATASETS.TEST
+                self._loaders = {name: self._task.build_validation_loader(self._cfg, name) for name in names}
             with _computes_losses(model), torch.no_grad(), warnings.catch_warnings():
                 # Keypoint heads take means over no images for the event storage.
                 warnings.filterwarnings("ignore", "Mean of empty slice|invalid value", RuntimeWarning)
-                found = {
-                    name: _mean_losses(model, name, loader, self._stop)
-                    for name, loader in self._loaders.items()
-                }
+                for name, loader in self._loaders.items():
+                    if loader is not None:
+                        found[name] = self._mean_losses(model, name, loader)
         return {name: losses for name, losses in found.items() if losses}
 
-
-def _mean_losses(
-    model: nn.Module, name: str, loader: DataLoader, stop: StopRequest | None
-) -> dict[str, float]:
-    """Return the mean losses over the images of all processes, in the main one."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    images, finite, bad = 0, True, []
-    for place, (number, (image,)) in enumerate(
-        zip(loader.sampler, StoppableLoader(loader, stop), strict=True)
-    ):
-        if isinstance(image, str):
-            bad.append(image)
-            continue
-        torch.manual_seed(number)
-        try:
-            # The events of training modules are not those of training here.
-            with _keeps_attributes(model), EventStorage():
-                losses = model([image])
-        except FloatingPointError:  # by the region proposal network
-            finite = False
-        else:
-            # One look for all: on a GPU each waits for it.
-            values = torch.stack([loss.float() for loss in losses.values()]).tolist()
-            for key, value in zip(losses, values, strict=True):
-                sums[key] += value
-            sums["total_loss"] += math.fsum(values)
-        images += 1
-        if (place + 1) % 500 == 0:
-            logger.info("Validation loss of %s: %d of %d images", name, place + 1, len(loader))
-    return _join(name, comm.gather((dict(sums), images, finite, bad)))
+    def _mean_losses(self, model: nn.Module, name: str, loader: DataLoader) -> dict[str, float]:
+        """Return the mean losses over the images of all processes, in the main one."""
+        sums: defaultdict[str, float] = defaultdict(float)
+        images, finite, bad = 0, True, []
+        numbered = zip(loader.sampler, StoppableLoader(loader, self._stop), strict=True)
+        for place, (number, (image,)) in enumerate(numbered, 1):
+            if isinstance(image, str):
+                bad.append(image)
+                continue
+            torch.manual_seed(number)
+            try:
+                # What the modules record is not of training.
+                with _keeps_attributes(model), EventStorage():
+                    losses = model([image])
+            except FloatingPointError:  # by the region proposal network
+                finite = False
+            else:
+                # Read at once: each read waits for the GPU.
+                values = torch.stack([loss.float() for loss in losses.values()]).tolist()
+                for key, value in zip(losses, values, strict=True):
+                    sums[key] += value
+                sums["total_loss"] += math.fsum(values)
+            images += 1
+            if place % 500 == 0:
+                logger.info("Validation loss of %s: %d of %d images", name, place, len(loader))
+        return _join(name, comm.gather((dict(sums), images, finite, bad)))
 
 
 def _join(name: str, parts: Sequence[tuple[dict[str, float], int, bool, list[str]]]) -> dict[str, float]:

@@ -18,9 +18,9 @@ from nonlocal_det.modeling.block import BlockOptions, StageNonLocalBlock, build_
 from nonlocal_det.modeling.checks import check_places
 from nonlocal_det.modeling.insertion import insert_blocks, resolve_positions
 
-__all__ = ["build_nonlocal_backbone"]
-
 logger = logging.getLogger(__name__)
+
+_HEADERS = ("name", "where (blocks from 0)", "C", "C'", "parameters", "state")
 
 
 @BACKBONE_REGISTRY.register()
@@ -28,18 +28,16 @@ def build_nonlocal_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
     """Build the backbone that MODEL.NONLOCAL.BACKBONE names, and insert the blocks that RES2 to RES5 ask for.
 
     A block before residual block i of res4 is named ``res4.non_local_i``, or ``res4.residual_i`` where
-    MODEL.NONLOCAL.BLOCK is "residual"; the names of everything else stay as they are, so checkpoints of the
-    wrapped backbone load. Blocks in a stage that MODEL.BACKBONE.FREEZE_AT freezes are frozen too. What was
-    inserted where is logged.
+    MODEL.NONLOCAL.BLOCK is "residual"; all other names stay, so checkpoints of the wrapped backbone load.
+    Blocks in a stage that MODEL.BACKBONE.FREEZE_AT freezes are frozen too. What was inserted is logged.
 
     Args:
         cfg: a config with MODEL.NONLOCAL (see :func:`nonlocal_det.add_nonlocal_config`).
         input_shape: shape of the images.
 
     Raises:
-        ConfigError: MODEL.NONLOCAL is missing or names no place, the backbone has no ResNet or lacks a
-            stage, a position is outside its stage or named twice, or the outputs are not those that RetinaNet
-            reads.
+        ConfigError: MODEL.NONLOCAL is missing or names no place, the backbone has no ResNet or lacks a stage
+            or what RetinaNet reads, or a position is outside its stage or named twice.
     """
     options = BlockOptions.from_config(cfg)
     node = cfg.MODEL.NONLOCAL
@@ -121,7 +119,5 @@ def _log(rows: list[tuple], node: CfgNode, options: BlockOptions) -> None:
         f" ({options.pairwise})" if node.BLOCK == "non_local" else "",
         f"{sum(row[-2] for row in rows):,}",
         node.BACKBONE,
-        tabulate(
-            rows, ("name", "where (blocks from 0)", "C", "C'", "parameters", "state"), "pipe", intfmt=","
-        ),
+        tabulate(rows, _HEADERS, "pipe", intfmt=","),
     )

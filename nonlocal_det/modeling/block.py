@@ -20,11 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class StageNonLocalBlock(NonLocalBlock):
-    """A non-local block as a member of a ResNet stage.
+    """A non-local block with what a ResNet stage asks of its members. Arguments: :class:`NonLocalBlock`'s.
 
-    A stage asks its members for ``in_channels``, ``out_channels``, ``stride`` and ``freeze()``, as
-    :class:`detectron2.layers.CNNBlockBase` has them. That class cannot be a second base: the two
-    ``__init__`` would call each other with the wrong arguments. The arguments are :class:`NonLocalBlock`'s.
+    :class:`detectron2.layers.CNNBlockBase` cannot be a second base: the two ``__init__`` would call each
+    other with the wrong arguments.
     """
 
     def __init__(self, in_channels: int, *args: Any, **options: Any) -> None:
@@ -42,10 +41,7 @@ def _naive_sync_batch_norm(channels: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class BlockOptions:
-    """The options that all blocks of a model share: :class:`NonLocalBlock`'s.
-
-    A block with C channels has C' = max(1, C // reduction) inside.
-    """
+    """The options of :class:`NonLocalBlock` that all blocks of a model share; C' = max(1, C // reduction)."""
 
     pairwise: str = "embedded_gaussian"
     reduction: int = 2

@@ -14,8 +14,6 @@ from torch import nn
 from nonlocal_det.config.messages import get_value
 from nonlocal_det.errors import ConfigError
 
-__all__ = ["build_model", "build_on_meta"]
-
 # Detectron2's packages, and the key of the features that each reads from another.
 _FEATURES = {
     "backbone": "MODEL.FPN.IN_FEATURES",
@@ -46,14 +44,7 @@ def build_model(cfg: CfgNode, build: Callable[[CfgNode], nn.Module] = modeling.b
 
 
 def build_on_meta(cfg: CfgNode) -> nn.Module:
-    """Build a config's model without memory for its tensors.
-
-    Args:
-        cfg: the config, which stays as it is.
-
-    Raises:
-        ConfigError: see :func:`build_model`.
-    """
+    """Build a config's model without memory for its tensors; errors are those of :func:`build_model`."""
     cfg = cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = "meta"
@@ -62,7 +53,7 @@ def build_on_meta(cfg: CfgNode) -> nn.Module:
 
 
 def _describe(cfg: CfgNode, error: Exception) -> str | None:
-    """Return what is wrong in one line; None for what is not known here, such as faults of other code."""
+    """Return what is wrong in one line; None for other errors."""
     text = str(error.args[0]) if error.args else ""
     if found := re.match(r"No object named '(.*)' found in '(.*)' registry", text):
         return (

@@ -11,11 +11,9 @@ from detectron2.modeling import BACKBONE_REGISTRY
 from torch import nn
 
 from nonlocal_det.config.keys import BLOCKS, NORMS, STAGES, WRAPPER, add_keys
-from nonlocal_det.config.messages import check_choice, config_error
+from nonlocal_det.config.messages import check_choice, check_least, config_error
 from nonlocal_det.errors import ConfigError, quoted
 from nonlocal_det.layers import INITS, PAIRWISE_FUNCTIONS, POOLS
-
-__all__ = ["check_blocks", "check_loaded", "check_places"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,22 +26,16 @@ _RESNET_CHOICES = {
     ),
 }
 _BLOCK_CHOICES = {
-    "BLOCK": BLOCKS,
-    "PAIRWISE": PAIRWISE_FUNCTIONS,
-    "POOL": POOLS,
-    "NORM": NORMS,
-    "INIT": INITS,
+    **{"BLOCK": BLOCKS, "PAIRWISE": PAIRWISE_FUNCTIONS, "POOL": POOLS},
+    **{"NORM": NORMS, "INIT": INITS},
 }
 
 
 def check_blocks(cfg: CfgNode) -> None:
-    """Check the options of blocks, and that blocks asked for in the backbone have one that takes them.
+    """Check the options of MODEL.NONLOCAL, and that blocks asked for have a backbone that takes them.
 
-    What depends on the built net (a position outside its stage, a backbone without a ResNet) is checked where
-    the net is built.
-
-    Args:
-        cfg: a config with MODEL.NONLOCAL.
+    What depends on the net (a position outside its stage, a backbone without a ResNet) is checked when it is
+    built.
 
     Raises:
         ConfigError: the first thing found.
@@ -58,26 +50,21 @@ def check_blocks(cfg: CfgNode) -> None:
 def _check_options(cfg: CfgNode) -> None:
     node = cfg.MODEL.NONLOCAL
     if node.NORM == "FrozenBN":
-        raise config_error(
-            "MODEL.NONLOCAL.NORM",
-            node.NORM,
-            "its gamma starts at 0 and cannot be trained, so the block would be dead for ever; "
-            'write "" (no norm, the frozen-BN recipe) or one of ' + quoted(NORMS[1:]),
+        raise ConfigError(
+            "MODEL.NONLOCAL.NORM is 'FrozenBN': its gamma starts at 0 and cannot be trained, so the block "
+            f'would be dead for ever; write "" (no norm, the frozen-BN recipe) or one of {quoted(NORMS[1:])}'
         )
     for key, right in _BLOCK_CHOICES.items():
         if node[key] not in right:
             raise config_error(f"MODEL.NONLOCAL.{key}", node[key], f"not known; write one of {quoted(right)}")
-    if node.REDUCTION < 1:
-        raise config_error("MODEL.NONLOCAL.REDUCTION", node.REDUCTION, "must be 1 or more; the paper's is 2")
+    check_least(cfg, "MODEL.NONLOCAL.REDUCTION", 1, "must be 1 or more; the paper's is 2")
     if node.BLOCK == "residual":
         _check_residual(node)
     for stage in STAGES:
         positions = node[stage] if isinstance(node[stage], (list, tuple)) else [None]
-        for position in positions:
-            if isinstance(position, bool) or not isinstance(position, int):
-                raise config_error(
-                    f"MODEL.NONLOCAL.{stage}", node[stage], "must be a list of whole numbers, such as [-1]"
-                )
+        if any(isinstance(position, bool) or not isinstance(position, int) for position in positions):
+            why = "must be a list of whole numbers, such as [-1]"
+            raise config_error(f"MODEL.NONLOCAL.{stage}", node[stage], why)
 
 
 def _check_residual(node: CfgNode) -> None:
@@ -87,22 +74,19 @@ def _check_residual(node: CfgNode) -> None:
     for key in ("PAIRWISE", "REDUCTION", "POOL", "SCALE", "INIT"):
         default = defaults.MODEL.NONLOCAL[key]
         if node[key] != default:
-            raise config_error(
-                f"MODEL.NONLOCAL.{key}",
-                node[key],
-                f'would be ignored, as MODEL.NONLOCAL.BLOCK is "residual"; leave it at {default!r}, or write '
-                '"non_local" there',
+            raise ConfigError(
+                f"MODEL.NONLOCAL.{key} is {node[key]!r}: would be ignored, as MODEL.NONLOCAL.BLOCK is "
+                f'"residual"; leave it at {default!r}, or write "non_local" there'
             )
 
 
 def check_places(node: CfgNode) -> None:
     """Raise a ConfigError where RES2 to RES5 of MODEL.NONLOCAL are all empty."""
     if not any(len(node[stage]) for stage in STAGES):
-        raise config_error(
-            "MODEL.BACKBONE.NAME",
-            WRAPPER,
-            "no block would be inserted, as RES2 to RES5 of MODEL.NONLOCAL are all empty; "
-            f'write MODEL.NONLOCAL.RES4 [-1], or MODEL.BACKBONE.NAME "{node.BACKBONE}"',
+        raise ConfigError(
+            f"MODEL.BACKBONE.NAME is {WRAPPER!r}: no block would be inserted, as RES2 to RES5 of "
+            "MODEL.NONLOCAL are all empty; write MODEL.NONLOCAL.RES4 [-1], or MODEL.BACKBONE.NAME "
+            f'"{node.BACKBONE}"'
         )
 
 
@@ -111,38 +95,31 @@ def _check_backbone(cfg: CfgNode) -> None:
     asked = [stage for stage in STAGES if len(node[stage])]
     if name == WRAPPER:
         check_places(node)
+        why = None
         if node.BACKBONE == WRAPPER:
-            raise config_error(
-                "MODEL.NONLOCAL.BACKBONE",
-                node.BACKBONE,
-                'the wrapper cannot wrap itself; write a builder, such as "build_resnet_fpn_backbone"',
-            )
-        if node.BACKBONE not in BACKBONE_REGISTRY:
+            why = 'the wrapper cannot wrap itself; write a builder, such as "build_resnet_fpn_backbone"'
+        elif node.BACKBONE not in BACKBONE_REGISTRY:
             known = sorted(key for key, _ in BACKBONE_REGISTRY if key != WRAPPER)
-            raise config_error(
-                "MODEL.NONLOCAL.BACKBONE", node.BACKBONE, "not registered; write one of " + quoted(known)
-            )
+            why = f"not registered; write one of {quoted(known)}"
+        if why:
+            raise config_error("MODEL.NONLOCAL.BACKBONE", node.BACKBONE, why)
     elif asked:
-        raise config_error(
-            f"MODEL.NONLOCAL.{asked[0]}",
-            list(node[asked[0]]),
-            f'would be ignored, as MODEL.BACKBONE.NAME is "{name}"; write MODEL.BACKBONE.NAME "{WRAPPER}" '
-            f'and MODEL.NONLOCAL.BACKBONE "{name}"',
+        raise ConfigError(
+            f"MODEL.NONLOCAL.{asked[0]} is {list(node[asked[0]])}: would be ignored, as MODEL.BACKBONE.NAME "
+            f'is "{name}"; write MODEL.BACKBONE.NAME "{WRAPPER}" and MODEL.NONLOCAL.BACKBONE "{name}"'
         )
 
 
 def check_loaded(
     cfg: CfgNode, model: nn.Module, fresh_blocks: Iterable[str], *, resumed: bool = False
 ) -> None:
-    """Check what must hold once a model has its weights, before it is trained.
-
-    Frozen batch norms on random weights are warned of.
+    """Check a model that has its weights, before it is trained; warn of frozen norms on random weights.
 
     Args:
         cfg: the config.
         model: the model, not wrapped for several processes.
         fresh_blocks: names of the inserted blocks that no file gave weights to.
-        resumed: whether the weights are a checkpoint's of the run itself.
+        resumed: whether the weights come from a checkpoint of the run itself.
 
     Raises:
         ConfigError: such a block is frozen, so that it would stay an identity.

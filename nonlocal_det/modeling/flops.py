@@ -14,8 +14,6 @@ from detectron2.utils.analysis import FlopCountAnalysis
 from fvcore.nn.jit_handles import get_shape
 from torch import nn
 
-__all__ = ["Flops", "count_flops"]
-
 
 @dataclass
 class Flops:
@@ -72,14 +70,9 @@ _FREE = ("aten::unflatten", "aten::pad", "aten::mean")
 
 
 def count_flops(module: nn.Module, *inputs: Any) -> Flops:
-    """Count the multiply-adds of one call: a part for each child, and "" for what the module does itself.
+    """Count the multiply-adds of ``module(*inputs)``, by child, and under "" what the module does itself.
 
-    The call is traced, and traced blocks are made of plain operations, so that nothing hides in an autograd
-    function.
-
-    Args:
-        module: what to call.
-        inputs: its arguments.
+    The call is traced, and traced blocks are made of plain operations: none hides in an autograd function.
     """
     analysis = FlopCountAnalysis(module, inputs)
     analysis.set_op_handle(**_HANDLES, **dict.fromkeys(_FREE))

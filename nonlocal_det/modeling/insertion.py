@@ -8,16 +8,14 @@ from torch import nn
 
 from nonlocal_det.errors import ConfigError
 
-__all__ = ["insert_blocks", "replace_children", "resolve_positions"]
-
 
 def resolve_positions(key: str, positions: Sequence[int], count: int) -> list[int]:
     """Return positions counted from 0, sorted.
 
     Args:
         key: the config key that they come from.
-        positions: i means before residual block i; negative ones count from the last block.
-        count: the number of residual blocks in the stage, as a position the place after the last.
+        positions: i means before residual block i; negative ones count from the end.
+        count: the number of residual blocks in the stage.
 
     Raises:
         ConfigError: a position is outside the stage, or named twice.
@@ -26,8 +24,8 @@ def resolve_positions(key: str, positions: Sequence[int], count: int) -> list[in
     for position in positions:
         if not -count <= position <= count:
             raise ConfigError(
-                f"{key} is {list(positions)}: {position} is outside the stage, which has "
-                f"{count} blocks; write {-count} to {count} (-1 is before the last block, {count} after it)"
+                f"{key} is {list(positions)}: {position} is outside the stage, which has {count} blocks; "
+                f"write {-count} to {count} (-1 is before the last block, {count} after it)"
             )
         index = position + count if position < 0 else position
         if index in resolved:
@@ -55,7 +53,7 @@ def insert_blocks(
     children: list[tuple[str, nn.Module]] = []
     for position in range(len(residual) + 1):
         if position in positions:
-            # What a block reads is what the residual block before it made; the first reads its own input.
+            # A block reads what the residual block before it made; the first one, the stage's input.
             channels = residual[position - 1][1].out_channels if position else residual[0][1].in_channels
             children.append((f"{kind}_{position}", make(channels)))
             inserted.append(children[-1])
@@ -65,10 +63,9 @@ def insert_blocks(
 
 
 def replace_children(parent: nn.Sequential, children: Sequence[tuple[str, nn.Module]]) -> None:
-    """Give ``parent`` exactly these children in this order, under their own names.
+    """Give ``parent`` exactly these children in this order, under these names, by which checkpoints match.
 
-    The module stays the same object: a ResNet keeps its stages in a list besides its attributes and runs
-    the list. Names stay too, since checkpoints are matched by them.
+    It stays the same object: a ResNet has its stages in a list too, and runs that.
     """
     for name in [name for name, _ in parent.named_children()]:
         delattr(parent, name)

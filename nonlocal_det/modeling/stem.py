@@ -14,15 +14,12 @@ from detectron2.modeling.backbone.fpn import build_resnet_fpn_backbone, build_re
 from detectron2.modeling.backbone.resnet import BasicStem, ResNet, build_resnet_backbone
 from torch import Tensor, nn
 
-__all__ = ["UNPADDED", "UnpaddedPoolStem", "unpad_stem_pool"]
-
 
 class UnpaddedPoolStem(BasicStem):
     """Detectron2's stem with its max pool not padded.
 
-    Where the last window is cut off by the border it counts too, so that a side of H pixels, H a multiple of
-    32, gives H / 4 rows, as feature pyramids need. Without that last row and column, the cells are those of a
-    pool that drops it.
+    The last window, which the border cuts off, counts too, so that a side of H pixels, H a multiple of 32,
+    gives H / 4 rows, as feature pyramids need. All other cells are those of a pool that drops it.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,15 +30,11 @@ class UnpaddedPoolStem(BasicStem):
 def unpad_stem_pool(module: nn.Module) -> nn.Module:
     """Take the padding out of the stem's max pool of every ResNet in a module; return the module.
 
-    Args:
-        module: a detector or backbone, changed in place.
-
     Raises:
         ValueError: there is no ResNet with Detectron2's basic stem.
     """
-    found = [
-        part for part in module.modules() if isinstance(part, ResNet) and isinstance(part.stem, BasicStem)
-    ]
+    resnets = [part for part in module.modules() if isinstance(part, ResNet)]
+    found = [resnet for resnet in resnets if isinstance(resnet.stem, BasicStem)]
     if not found:
         raise ValueError(f"{type(module).__name__} has no ResNet with a BasicStem")
     for resnet in found:

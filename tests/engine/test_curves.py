@@ -113,7 +113,7 @@ def test_any_run_can_be_drawn(metrics, tmp_path, rows, recwarn):
 
 
 class Finished:
-    left, iter, max_iter = False, 7, 7
+    failed, iter, max_iter = False, 7, 7
 
 
 def test_a_drawing_that_fails_is_a_warning(metrics, tmp_path, caplog):
@@ -135,7 +135,7 @@ def test_a_drawing_that_fails_is_a_warning(metrics, tmp_path, caplog):
 def test_a_run_that_goes_on_another_time_is_not_drawn(metrics, tmp_path):
     metrics(line(19, 4.0))
     hook = CurveDrawer(str(tmp_path))
-    for changes in ({"left": True}, {"iter": 6}):
+    for changes in ({"failed": True}, {"iter": 6}):
         hook.trainer = type("Stopped", (Finished,), changes)()
         hook.after_train()
     assert not (tmp_path / "curves.png").exists()

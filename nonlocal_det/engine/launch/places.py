@@ -18,23 +18,14 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 class Place(NamedTuple):
-    """The place of this process among those that torchrun or Slurm has started.
+    """The place of this process among those that torchrun or Slurm has started."""
 
-    Attributes:
-        starter: "torchrun" or "Slurm".
-        rank: number of this process.
-        processes: number of all.
-        local_rank: number of this process on its machine.
-        local_processes: number of those on this machine.
-        address: where they meet, as ``torch.distributed`` takes it.
-    """
-
-    starter: str
-    rank: int
-    processes: int
-    local_rank: int
-    local_processes: int
-    address: str
+    starter: str  # "torchrun" or "Slurm"
+    rank: int  # of this process
+    processes: int  # number of all
+    local_rank: int  # of this process on its machine
+    local_processes: int  # number of those on this machine
+    address: str  # where they meet, as torch.distributed takes it
 
 
 def find_place(
@@ -47,11 +38,11 @@ def find_place(
     """Look for what torchrun, or Slurm's srun, tells the processes that it starts.
 
     Args:
-        num_gpus: see :func:`launch_processes`, for the first four. Where the processes are there already,
-            their number on this machine, or 1.
-        num_machines: more than 1 says that the processes of each machine are started here.
-        machine_rank: as there.
-        dist_url: as there; "auto" is a port of the first machine that follows from the number of the job.
+        num_gpus: this and the next three are those of :func:`launch_processes`. Where the processes have been
+            started, the number of those on this machine, or 1.
+        num_machines: with more than 1 the processes are started here.
+        machine_rank: not used.
+        dist_url: with "auto", Slurm's port follows from the number of the job.
         environment: the variables.
 
     Returns:
@@ -104,26 +95,17 @@ def _find_slurm_place(num_gpus: int, environment: Mapping[str, str]) -> Place | 
             f"SLURM_TASKS_PER_NODE is {layout!r}: start the same number of tasks on each machine "
             "(srun --ntasks-per-node)"
         )
-    nodes = next(
-        (environment[key] for key in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST") if key in environment),
-        "127.0.0.1",
-    )
-    host = environment.get("MASTER_ADDR") or _first_host(nodes)
+    nodes = environment.get("SLURM_JOB_NODELIST", "127.0.0.1")
+    host = environment.get("MASTER_ADDR") or _first_host(environment.get("SLURM_STEP_NODELIST", nodes))
     # Another one for each job and step that may run on the machine, below those that systems give away.
     job, step = (re.sub(r"\D", "", environment.get(f"SLURM_{key}_ID", "")) for key in ("JOB", "STEP"))
     port = environment.get("MASTER_PORT") or 10_000 + (int(job or 0) + 997 * int(step or 0)) % 20_000
-    return Place(
-        "Slurm",
-        _number(environment, "SLURM_PROCID"),
-        processes,
-        _number(environment, "SLURM_LOCALID"),
-        int(found[1]),
-        f"tcp://{host}:{port}",
-    )
+    rank, local_rank = (_number(environment, name) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
+    return Place("Slurm", rank, processes, local_rank, int(found[1]), f"tcp://{host}:{port}")
 
 
 def _first_host(nodes: str) -> str:
-    """Return the first name of Slurm's short form of a list, such as ``gpu[07-09,12]-a,cpu3``."""
+    """Return the first name of a list in Slurm's short form, such as ``gpu[07-09,12]-a,cpu3``."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)[0]
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
 
@@ -140,13 +122,7 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 def count_processes(
     num_gpus: int = 1, num_machines: int = 1, machine_rank: int = 0, dist_url: str = "auto"
 ) -> int:
-    """Return the number of processes on all machines, once the arguments are found to fit.
-
-    Args:
-        num_gpus: see :func:`launch_processes`, for all four.
-        num_machines: as there.
-        machine_rank: as there.
-        dist_url: as there.
+    """Check the arguments of :func:`launch_processes`; return the number of processes on all machines.
 
     Raises:
         ConfigError: the numbers do not fit each other or this machine.

@@ -39,17 +39,15 @@ def launch_processes(
 ) -> None:
     """Run ``main(*args)`` in one process, or in one process for each GPU of every machine.
 
-    Without a CUDA device, ``num_gpus`` processes share the CPU, and Gloo connects them. Where torchrun or
-    Slurm has started the processes, this one joins the others instead. A process that fails prints its
-    traceback before the others can notice, and all end.
+    Without a CUDA device, ``num_gpus`` processes share the CPU. Where torchrun or Slurm has started the
+    processes, this one joins the others instead. When one fails, it prints its traceback, and all end.
 
     Args:
         main: a function that can be pickled. With several processes each calls it, in a fresh interpreter.
         num_gpus: processes on this machine, 1 or more.
         num_machines: number of machines.
         machine_rank: number of this machine, from 0.
-        dist_url: where the processes meet, ``tcp://HOST:PORT`` of machine 0. "auto" is a free port of this
-            machine.
+        dist_url: where the processes meet, ``tcp://HOST:PORT`` of machine 0; "auto" is a free port.
         args: arguments of ``main``.
         stop: a request that is among them: a signal to this process counts in all that it has started.
 
@@ -66,35 +64,17 @@ def launch_processes(
     if place is not None:
         stop.echo = _SIGNAL_ECHO
         _run_in_place(place, main, args)
-    elif count_processes(*where) == 1:
+        return
+    if count_processes(*where) == 1:
         main(*args)
-    else:
-        _start(main, *where, args, stop)
-
-
-def _start(
-    main: Callable[..., None],
-    num_gpus: int,
-    num_machines: int,
-    machine_rank: int,
-    dist_url: str,
-    args: tuple[Any, ...],
-    stop: StopRequest,
-) -> None:
-    """Start the processes of this machine, and raise what the first one to fail has raised."""
+        return
     errors = multiprocessing.get_context("spawn").SimpleQueue()
     # It warns of each process that it ends because another has failed, which that one's error says already.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     try:
         with stop.listening(pass_on=True, leave=_kill_children):
-            launch(
-                _run_process,
-                num_gpus,
-                num_machines=num_machines,
-                machine_rank=machine_rank,
-                dist_url=dist_url,
-                args=(main, args, num_gpus, errors, multiprocessing.get_start_method()),
-            )
+            start_method = multiprocessing.get_start_method()
+            launch(_run_process, *where, args=(main, args, num_gpus, errors, start_method))
     except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as ended:
         if getattr(ended, "exit_code", 0) < 0:
             raise  # killed: what the others say of it is a consequence
@@ -103,8 +83,7 @@ def _start(
                 raise Preempted("stopped by a signal before training started") from None
             raise
     if not errors.empty():
-        # That of the first process to fail, which need not be the first one to end.
-        raise errors.get()
+        raise errors.get()  # of the first process to fail, which need not be the first one to end
 
 
 def _kill_children() -> None:
@@ -113,14 +92,10 @@ def _kill_children() -> None:
 
 
 def _run_process(
-    main: Callable[..., None],
-    args: tuple[Any, ...],
-    num_gpus: int,
-    errors: SimpleQueue,
-    start_method: str,
+    main: Callable[..., None], args: tuple[Any, ...], num_gpus: int, errors: SimpleQueue, start_method: str
 ) -> None:
     """Do the work of one process that was started here."""
-    # A process that was spawned would spawn those that load its data, too: seconds and half a GB for each.
+    # Else a process that was spawned would spawn its data workers too: seconds and half a GB for each.
     multiprocessing.set_start_method(start_method, force=True)
     _share_threads(num_gpus)
     try:
@@ -129,16 +104,14 @@ def _run_process(
         except Preempted as stopped:  # in all of them
             errors.put(stopped)
         _part()
-    except Exception as error:
-        wrong_input = isinstance(error, INPUT_ERRORS)
-        rank = comm.get_rank()
-        fault = multiprocessing.ProcessRaisedException(f"\n{traceback.format_exc()}", rank, os.getpid())
-        errors.put(error if wrong_input else fault)
-        _leave_at_once(
-            ExitCode.WRONG_INPUT if wrong_input else ExitCode.FAULT,
-            "" if wrong_input else traceback.format_exc(),
-        )
-    _leave_at_once(ExitCode.OK, "")
+    except INPUT_ERRORS as error:
+        errors.put(error)
+        _leave_at_once(ExitCode.WRONG_INPUT)
+    except Exception:
+        text = traceback.format_exc()
+        errors.put(multiprocessing.ProcessRaisedException(f"\n{text}", comm.get_rank(), os.getpid()))
+        _leave_at_once(ExitCode.FAULT, text)
+    _leave_at_once(ExitCode.OK)
 
 
 def _run_in_place(place: Place, main: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -148,19 +121,14 @@ def _run_in_place(place: Place, main: Callable[..., None], args: tuple[Any, ...]
         torch.cuda.set_device(place.local_rank % gpus)  # Slurm may show each process its own GPU alone
     _share_threads(place.local_processes)
     if place.rank == 0 and place.starter == "Slurm":
-        print(
+        text = (
             f"Waiting for the other {place.processes - 1} tasks of Slurm at {place.address}, which the same "
-            "srun must start; a process that is to be alone must not have SLURM_NTASKS",
-            flush=True,
+            "srun must start; a process that is to be alone must not have SLURM_NTASKS"
         )
+        print(text, flush=True)
     try:
-        distributed.init_process_group(
-            backend="NCCL" if gpus else "GLOO",
-            init_method=place.address,
-            world_size=place.processes,
-            rank=place.rank,
-            timeout=DEFAULT_TIMEOUT,
-        )
+        group = {"world_size": place.processes, "rank": place.rank, "timeout": DEFAULT_TIMEOUT}
+        distributed.init_process_group("NCCL" if gpus else "GLOO", place.address, **group)
         _check_order(place)
         comm.create_local_process_group(place.local_processes)
         comm.synchronize()
@@ -177,7 +145,7 @@ def _run_in_place(place: Place, main: Callable[..., None], args: tuple[Any, ...]
 
 
 def _part() -> None:
-    """Close the connections to the other processes, all of which have come to their end.
+    """Close the connections to the other processes, which are all done.
 
     A thread of Gloo's that still runs when the interpreter ends would now and then abort the process. So what
     holds on to one, such as a model, goes before, and with it the processes that load its data.
@@ -207,14 +175,13 @@ def _share_threads(processes: int) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // processes))
 
 
-def _leave_at_once(code: int, text: str) -> NoReturn:
-    """Print, and end this process without waiting for threads or for other processes.
+def _leave_at_once(code: int, text: str = "") -> NoReturn:
+    """Print what has failed, and end this process without waiting for threads or for other processes.
 
-    Those that wait for one that has failed notice that it has gone when the system closes its sockets.
+    The others notice that it has gone when the system closes its sockets.
     """
     if text:
-        processes = comm.get_world_size()
-        print(f"Process {comm.get_rank()} of {processes} failed:\n{text}", file=sys.stderr)
+        print(f"Process {comm.get_rank()} of {comm.get_world_size()} failed:\n{text}", file=sys.stderr)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
