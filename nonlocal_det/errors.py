@@ -1,31 +1,10 @@
-"""What a user can cause and one line can mend, the exit codes for it, and the phrases of messages."""
+"""Errors that a user can cause and mend, the exit codes of command lines, and phrases of messages."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-
-__all__ = [
-    "INPUT_ERRORS",
-    "ArmError",
-    "BadDataError",
-    "CheckpointError",
-    "ConfigError",
-    "DatasetError",
-    "ExitCode",
-    "ImageError",
-    "InputError",
-    "MeasurementError",
-    "NonFiniteLossError",
-    "Preempted",
-    "UsageError",
-    "VideoError",
-    "counted",
-    "listed",
-    "one_line",
-    "quoted",
-]
 
 
 class InputError(ValueError):
@@ -103,9 +82,8 @@ class ExitCode(IntEnum):
 def one_line(error: BaseException | str) -> str:
     """Return an error's message, or a text, without line breaks.
 
-    Args:
-        error: the error. One without a message gives the name of its type; one of the system, the file and
-            the reason; one that a data loader's worker passed on, the last line of its traceback.
+    An error without a message gives the name of its type, one of the system the file and the reason, and one
+    that a data loader's worker passed on the last line of its traceback.
     """
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
@@ -116,26 +94,14 @@ def one_line(error: BaseException | str) -> str:
 
 
 def listed(names: Iterable[object], most: int = 3, between: str = ", ") -> str:
-    """Return the first names of a list, and how many more there are: ``a, b, c, and 2 more``.
-
-    Args:
-        names: the names.
-        most: how many are shown.
-        between: what stands between them.
-    """
+    """Return the first names and, where there are over ``most``, how many follow: ``a, b, and 2 more``."""
     shown = [str(name) for name in names]
     more = [f"and {len(shown) - most} more"] if len(shown) > most else []
     return between.join([*shown[:most], *more])
 
 
 def counted(number: int, singular: str, plural: str = "") -> str:
-    """Return a number and what it counts: ``1 image``, ``2 images``.
-
-    Args:
-        number: how many.
-        singular: the word for one.
-        plural: the word for others; with an s at its end by default.
-    """
+    """Return a number and what it counts: ``1 image``, ``2 images``; by default an s makes the plural."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 

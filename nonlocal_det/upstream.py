@@ -1,11 +1,10 @@
-"""Everything that leans on private names of Detectron2 or PyTorch, and the filters for warnings of theirs.
+"""What leans on private names of Detectron2 or PyTorch, and the filters for warnings of theirs.
 
 What is imported under a private name is an attribute of this module, loaded when it is first used. What is
-read, set or overridden inside their classes is listed in :data:`PRIVATE_MEMBERS`. A test goes through both
-lists, and fails by name when upstream moves one.
+read, set or overridden in their classes is listed in :data:`PRIVATE_MEMBERS`. A test goes through both lists,
+and fails by name when upstream moves one.
 
-Users of this package can do nothing about the warnings. Exactly those named here are filtered; everything
-else that Detectron2, PyTorch or the user's own code has to say stays visible.
+Exactly the warnings that are named here, which users of this package can do nothing about, are filtered.
 """
 
 from __future__ import annotations
@@ -28,12 +27,14 @@ PRIVATE_NAMES = {
     "DropoutBase": ("torch.nn.modules.dropout", "_DropoutNd"),
 }
 
-#: Class -> private members that this package reads, sets or overrides.
+#: Class or other object -> private members that this package reads, sets or overrides.
 PRIVATE_MEMBERS = {
-    "detectron2.checkpoint.DetectionCheckpointer": ("_load_file", "_load_model", "_parsed_url_during_load"),
+    "detectron2.checkpoint.DetectionCheckpointer": (
+        *("_load_file", "_load_model", "_parsed_url_during_load", "_torch_load"),
+    ),
     "fvcore.common.checkpoint.Checkpointer": ("_log_incompatible_keys",),
     "detectron2.data.samplers.TrainingSampler": ("_shuffle",),
-    "detectron2.data.samplers.RandomSubsetTrainingSampler": ("_size_subset",),
+    "detectron2.data.samplers.RandomSubsetTrainingSampler": ("_shuffle", "_size_subset"),
     "detectron2.data.samplers.RepeatFactorTrainingSampler": ("_int_part", "_frac_part", "_shuffle"),
     "detectron2.engine.hooks.BestCheckpointer": ("_best_checking", "_val_metric"),
     "detectron2.engine.hooks.EvalHook": ("_do_eval", "_period"),
@@ -41,24 +42,19 @@ PRIVATE_MEMBERS = {
     "detectron2.engine.hooks.PreciseBN": ("_data_iter", "_data_loader", "_disabled"),
     "detectron2.engine.train_loop.TrainerBase": ("_hooks",),
     "detectron2.evaluation.COCOEvaluator": (
-        "_coco_api",
-        "_derive_coco_results",
-        "_do_evaluation",
-        "_eval_predictions",
-        "_kpt_oks_sigmas",
-        "_max_dets_per_image",
-        "_metadata",
-        "_output_dir",
-        "_results",
-        "_tasks",
-        "_tasks_from_predictions",
+        *("_coco_api", "_derive_coco_results", "_do_evaluation", "_eval_predictions", "_kpt_oks_sigmas"),
+        *("_max_dets_per_image", "_metadata", "_output_dir", "_results", "_tasks", "_tasks_from_predictions"),
+        "_use_fast_impl",
     ),
     "detectron2.utils.events.CommonMetricPrinter": ("_get_eta", "_window_size"),
     "detectron2.utils.events.EventStorage": ("_history",),
     "detectron2.utils.visualizer.Visualizer": ("_default_font_size",),
+    # Of nonlocal_det.layers, which imports nothing but PyTorch.
+    "torch.nn.Conv1d": ("_conv_forward",),
     "torch.nn.Conv2d": ("_conv_forward",),
+    "torch.nn.Conv3d": ("_conv_forward",),
+    "torch.ops.aten": ("_softmax_backward_data",),
 }
-
 
 #: Modules that open annotation files by a class named COCO, which :func:`annotation_files_from` replaces.
 COCO_MODULES = ("pycocotools.coco", "detectron2.evaluation.coco_evaluation")
@@ -69,7 +65,7 @@ def annotation_files_from(read: Callable[[str], dict[str, Any]]) -> Iterator[Non
     """Let Detectron2's ``load_coco_json`` and ``COCOEvaluator`` take files from a function, not from disk.
 
     Args:
-        read: returns the content of the annotation file at a path; it may be changed.
+        read: returns the content of the annotation file at a path, which may be changed.
     """
     modules = [import_module(name) for name in COCO_MODULES]
     theirs = [module.COCO for module in modules]
@@ -184,10 +180,7 @@ _FX_TRACING_FILTER = _FxTracingFilter()
 
 
 def filter_upstream_warnings() -> None:
-    """Keep the known upstream warnings from being shown.
-
-    Call it before ``detectron2`` is imported: some come while it is. Calling it again does no harm.
-    """
+    """Hide the known upstream warnings. Some come while ``detectron2`` is imported: call it before."""
     for action, message, category, module in UPSTREAM_WARNINGS:
         warnings.filterwarnings(action, message, category, module)
     logging.getLogger("torch.fx._symbolic_trace").addFilter(_FX_TRACING_FILTER)

@@ -1,8 +1,11 @@
-"""The warnings that Detectron2 raises on current PyTorch are hidden, and no others."""
+"""Private names of Detectron2 and PyTorch are still there; known warnings, and no others, are hidden."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import operator
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from nonlocal_det.upstream import COCO_MODULES, UPSTREAM_WARNINGS, annotation_files_from
+from nonlocal_det import upstream
+from nonlocal_det.upstream import (
+    COCO_MODULES,
+    PRIVATE_MEMBERS,
+    PRIVATE_NAMES,
+    UPSTREAM_WARNINGS,
+    annotation_files_from,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PINNED_TORCH = next(
@@ -123,3 +133,57 @@ def test_annotation_files_come_from_memory_for_a_while():
     MetadataCatalog.remove("from_memory")
     assert asked == ["nowhere.json", "nowhere too.json"]
     assert [importlib.import_module(module).COCO for module in COCO_MODULES] == theirs
+
+
+def found(path: str) -> object:
+    """The object at a dotted path; its module is imported."""
+    module, _, name = path.rpartition(".")
+    while True:
+        try:
+            value = importlib.import_module(module)
+        except ModuleNotFoundError:
+            module, _, outer = module.rpartition(".")
+            name = f"{outer}.{name}"
+        else:
+            return operator.attrgetter(name)(value)
+
+
+def has_member(owner: object, member: str) -> bool:
+    """Whether an object has a member, or the code of a class or of one of its bases sets it on instances."""
+    if hasattr(owner, member) or not inspect.isclass(owner):
+        return hasattr(owner, member)
+    sources = (inspect.getsource(base) for base in owner.__mro__[:-1] if base.__module__ != "abc")
+    return any(re.search(rf"\bself\.{member}\b(:[^=]+)? = ", source) for source in sources)
+
+
+@pytest.mark.parametrize("name", PRIVATE_NAMES)
+def test_private_names_are_where_they_are_imported_from(name):
+    module, private = PRIVATE_NAMES[name]
+    assert hasattr(importlib.import_module(module), private), f"{module} has no {private} any more"
+    assert getattr(upstream, name) is getattr(importlib.import_module(module), private)
+
+
+@pytest.mark.parametrize(
+    ("owner", "member"), [(owner, member) for owner, members in PRIVATE_MEMBERS.items() for member in members]
+)
+def test_private_members_are_there(owner, member):
+    assert has_member(found(owner), member), f"{owner} has no {member} any more"
+
+
+def test_a_private_member_that_is_gone_is_noticed():
+    assert not has_member(found("detectron2.engine.hooks.EvalHook"), "_gone")
+    assert not has_member(found("torch.ops.aten"), "_gone")
+
+
+def test_every_private_name_in_the_lists_is_used():
+    """By name alone: a list that has grown old is as bad as one that lacks something."""
+    package = [path for path in (ROOT / "nonlocal_det").rglob("*.py") if path.name != "upstream.py"]
+    text = "\n".join(path.read_text() for path in package)
+    members = {member for members in PRIVATE_MEMBERS.values() for member in members}
+    unused = [name for name in (*PRIVATE_NAMES, *members) if not re.search(rf"\b{name}\b", text)]
+    assert not unused
+
+
+def test_other_attributes_of_the_module_are_missing():
+    with pytest.raises(AttributeError, match=r"'nonlocal_det\.upstream' has no attribute 'nothing'"):
+        upstream.nothing  # noqa: B018

@@ -76,13 +76,11 @@ class ChunkedGaussian(Function):
                 dweights = torch.bmm(dy_rows.transpose(1, 2), g[samples], out=scratch(0, samples, rows))
                 # dlogits = weights * (dweights - sum_j weights * dweights), in one pass.
                 dlogits = scratch(2, samples, rows)
-                torch.ops.aten._softmax_backward_data.out(
-                    dweights, weights, 2, weights.dtype, grad_input=dlogits
-                )
+                gradient = torch.ops.aten._softmax_backward_data.out
+                gradient(dweights, weights, 2, weights.dtype, grad_input=dlogits)
                 if dtheta is not None:
-                    dtheta[samples, :, rows].baddbmm_(
-                        phi[samples], dlogits.transpose(1, 2), beta=0, alpha=ctx.scale
-                    )
+                    part = dtheta[samples, :, rows]
+                    part.baddbmm_(phi[samples], dlogits.transpose(1, 2), beta=0, alpha=ctx.scale)
                 if dphi is not None:
                     dphi[samples].baddbmm_(q, dlogits, alpha=ctx.scale)
         return dtheta, dphi, dg, None, None, None
@@ -103,11 +101,8 @@ def _chunks(theta: Tensor, phi: Tensor, chunk_bytes: int) -> list[tuple[slice, s
         samples = max(1, chunk_bytes // (queries * row_bytes))
         return [(slice(b, min(b + samples, batch)), slice(0, queries)) for b in range(0, batch, samples)]
     rows = math.ceil(queries / math.ceil(queries / rows))  # equal parts
-    return [
-        (slice(b, b + 1), slice(i, min(i + rows, queries)))
-        for b in range(batch)
-        for i in range(0, queries, rows)
-    ]
+    parts = [slice(i, min(i + rows, queries)) for i in range(0, queries, rows)]
+    return [(slice(b, b + 1), part) for b in range(batch) for part in parts]
 
 
 class _Scratch:

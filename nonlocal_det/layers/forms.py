@@ -73,7 +73,7 @@ def evaluate_with(
 ) -> Iterator[None]:
     """Force a form, or other byte limits, on the pairwise functions called inside, by this thread.
 
-    For tests and measurements: the choice made without it is meant to be right.
+    It is for tests and measurements.
 
     Args:
         form: "matrix" (all functions), "chunked" or "fused" (the two Gaussian functions), "rearranged" (dot
@@ -143,7 +143,7 @@ def settled_form(case: GaussianCase, gaussian: Gaussian | None = None) -> str:
     """Return the form that was settled for a case, "fused" or "chunked".
 
     Where none was, a process that is alone measures now. One of several takes "chunked", which fits every
-    case: it cannot know whether the others come here too, and forms that differ round differently.
+    case: the others may not come here, and forms that differ round differently.
     """
     if case not in _settled and gaussian is not None and _processes() == 1:
         settle([case], gaussian)
@@ -159,9 +159,8 @@ def settle(cases: Iterable[GaussianCase], gaussian: Gaussian) -> None:
     forms = [_settled.get(case) for case in cases]
     several = _processes() > 1
     if not several or distributed.get_rank() == 0:
-        forms = [
-            form or fastest_gaussian_form(case, gaussian) for case, form in zip(cases, forms, strict=True)
-        ]
+        found = zip(cases, forms, strict=True)
+        forms = [form or fastest_gaussian_form(case, gaussian) for case, form in found]
     if several and cases:
         distributed.broadcast_object_list(forms, src=0)
     _settled.update(zip(cases, forms, strict=True))

@@ -13,14 +13,14 @@ from .pairwise import gaussian
 def settle_kernels(model: nn.Module, *dtypes: torch.dtype) -> None:
     """Measure which kernels are the fastest for a model's non-local blocks on its GPU.
 
-    Call it once before training or evaluation, when the model is where it will run. With several processes
-    (torch.distributed's default group) all must call it together: the first measures, and all take its
-    choice, so that their forms round alike. Without it one process alone measures at the first forward
-    pass, and each of several takes the kernels that fit every case. On a CPU there is nothing to measure.
+    Call it once before training or evaluation, when the model is where it will run. Several processes
+    (torch.distributed's default group) must call it together: the first measures, and all take its choice,
+    so that their forms round alike. Without it a process that is alone measures at the first forward pass,
+    and each of several takes the kernels that fit every case. On a CPU there is nothing to measure.
 
     Args:
         model: a model, with or without blocks, the same in all processes.
-        dtypes: types besides that of the weights which autocast will give the blocks.
+        dtypes: types that autocast will give the blocks, besides that of the weights.
     """
     cases = []
     for block in model.modules():

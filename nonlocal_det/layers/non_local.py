@@ -65,8 +65,8 @@ class NonLocalBlock(nn.Module):
     The order is: 1x1 convolutions `theta`, `phi` (both absent for "gaussian") and `g`, the pairwise function
     (for "concatenation" with `w_f` = Linear(2C', 1, bias=False), the half for theta first), the 1x1
     convolution `w_z`, the norm `w_z.norm` if any, and the sum with x. Nothing follows the sum. The block
-    starts as an exact identity: without a norm W_z is zero; with one its gamma is zero and W_z is not, so
-    that gradients flow (section 4.1).
+    starts as an exact identity: without a norm W_z is zero; with one gamma is zero and W_z is not, so that
+    gradients flow (section 4.1).
 
     Args:
         in_channels: C, channels of x and z.
@@ -110,13 +110,8 @@ class NonLocalBlock(nn.Module):
         _check_positive("in_channels", in_channels)
         _check_positive("inter_channels", inter_channels)
 
-        self.in_channels = in_channels
-        self.inter_channels = inter_channels
-        self.ndim = ndim
-        self.pairwise = pairwise
-        self.pool = pool
-        self.init = init
-        self.scale = scale
+        self.in_channels, self.inter_channels, self.ndim = in_channels, inter_channels, ndim
+        self.pairwise, self.pool, self.scale, self.init = pairwise, pool, scale, init
         compared = in_channels if pairwise == "gaussian" else inter_channels
         self.logit_scale: float = compared**-0.5 if scale else 1.0
 
@@ -135,19 +130,14 @@ class NonLocalBlock(nn.Module):
         """Set the starting values: `init` everywhere, biases zero, exactly one of gamma and W_z zero."""
         norm = self.w_z.norm
         gamma = getattr(norm, "weight", None)
-        for layer in (self.theta, self.phi, self.g, self.w_f, self.w_z):
-            if layer is None:
-                continue
+        for layer in filter(None, (self.theta, self.phi, self.g, self.w_f, self.w_z)):
             if self.init == "msra":
                 nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
             else:
                 nn.init.normal_(layer.weight, std=0.01)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-        if gamma is None:
-            nn.init.zeros_(self.w_z.weight)
-        else:
-            nn.init.zeros_(gamma)
+        nn.init.zeros_(self.w_z.weight if gamma is None else gamma)
         if getattr(norm, "bias", None) is not None:
             nn.init.zeros_(norm.bias)
 
@@ -165,8 +155,7 @@ class NonLocalBlock(nn.Module):
         keys = source if self.phi is None else self.phi(source)
         # g before the keys are pooled: gradients are summed in the order of the forward pass.
         values, keys = self._pooled(self.g(source)), self._pooled(keys)
-        theta = x if self.theta is None else self.theta(x)
-        theta = theta.flatten(2)
+        theta = (x if self.theta is None else self.theta(x)).flatten(2)
         if self.w_f is not None:
             y = concatenation(theta, keys.flatten(2), values.flatten(2), self.w_f.weight)
         elif self.pairwise == "dot_product":
@@ -185,8 +174,8 @@ class NonLocalBlock(nn.Module):
 
         Args:
             x: feature map [B, C, *spatial].
-            queries: integer cells of x, row-major like x's spatial axes ((y, x) in 2-D): [Q, ndim], the same
-                for every sample, or [B, Q, ndim].
+            queries: integer cells of x in the order of its axes ((y, x) in 2-D): [B, Q, ndim], or [Q, ndim]
+                for every sample.
 
         Raises:
             ValueError: x or queries has a wrong shape, or queries are not integers.
@@ -202,7 +191,6 @@ class NonLocalBlock(nn.Module):
             theta = cells.unflatten(0, index.shape).transpose(1, 2)
         source = self._source(x)
         keys = self._pooled(source if self.phi is None else self.phi(source))
-        grid = keys.shape[2:]
         phi = keys.flatten(2)
         with full_precision(x.device):
             theta, phi = at_least_float(theta), at_least_float(phi)
@@ -212,10 +200,9 @@ class NonLocalBlock(nn.Module):
                 weights = dot_product_weights(theta, phi)
             else:
                 weights = gaussian_weights(theta, phi, self.logit_scale)
-        return weights.unflatten(2, grid)
+        return weights.unflatten(2, keys.shape[2:])
 
     def _source(self, x: Tensor) -> Tensor:
-        """Return what phi and g read."""
         return _subsample(x) if self.pool == "input" else x
 
     def _pooled(self, embedding: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The pairwise functions f of Eq. 1: y_i = 1/C(x) * sum_j f(x_i, x_j) g(x_j).
 
 Every function takes the compared vectors and the values channels first, as the 1x1 convolutions give them
-once their spatial axes are flattened: theta [B, D, N] (queries), phi [B, D, M] (keys), g [B, V, M] (values).
-It returns y [B, V, N]. "Non-local Neural Networks", Wang, Girshick, Gupta, He, CVPR 2018, section 3.2.
+once their spatial axes are flattened, and returns y [B, V, N]. "Non-local Neural Networks", Wang, Girshick,
+Gupta, He, CVPR 2018, section 3.2.
 """
 
 from __future__ import annotations
@@ -20,34 +20,17 @@ PAIRWISE_FUNCTIONS = ("embedded_gaussian", "gaussian", "dot_product", "concatena
 
 
 def gaussian_weights(theta: Tensor, phi: Tensor, scale: float = 1.0) -> Tensor:
-    """Return the weights f / C(x) of Eq. 2 and Eq. 3, [B, N, M]: a softmax over the keys.
-
-    Args:
-        theta: queries [B, D, N].
-        phi: keys [B, D, M].
-        scale: factor of the logits theta_i . phi_j.
-    """
+    """Return the weights f / C(x) of `gaussian`, [B, N, M]: a softmax over the keys."""
     return torch.softmax(torch.matmul(theta.transpose(1, 2) * scale, phi), dim=-1)
 
 
 def dot_product_weights(theta: Tensor, phi: Tensor) -> Tensor:
-    """Return the weights f / C(x) of Eq. 4, [B, N, M]: (theta_i . phi_j) / M, which may be negative.
-
-    Args:
-        theta: queries [B, D, N].
-        phi: keys [B, D, M].
-    """
+    """Return the weights f / C(x) of `dot_product`, [B, N, M]: (theta_i . phi_j) / M, of either sign."""
     return torch.matmul(theta.transpose(1, 2), phi) / phi.shape[2]
 
 
 def concatenation_weights(theta: Tensor, phi: Tensor, w_f: Tensor) -> Tensor:
-    """Return the weights f / C(x) of Eq. 5, [B, N, M]: ReLU(w_f . [theta_i, phi_j]) / M.
-
-    Args:
-        theta: queries [B, D, N].
-        phi: keys [B, D, M].
-        w_f: weight vector [1, 2D], the half for theta first.
-    """
+    """Return the weights f / C(x) of `concatenation`, [B, N, M]: ReLU(w_f . [theta_i, phi_j]) / M."""
     a, b = _concatenation_terms(theta, phi, w_f)
     return torch.relu(a.unsqueeze(2) + b.unsqueeze(1)) / phi.shape[2]
 
