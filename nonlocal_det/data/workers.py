@@ -7,12 +7,15 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-_CAN_WAIT = hasattr(signal, "sigwaitinfo")  # not on macOS
+_CAN_WAIT = hasattr(signal, "sigtimedwait")  # not on macOS
+#: Seconds after which a worker looks for its parent again.
+_SECONDS = 5.0
 
 
 def iterate(loader: DataLoader) -> Iterator[Any]:
@@ -26,7 +29,7 @@ def iterate(loader: DataLoader) -> Iterator[Any]:
     """
     if not (_CAN_WAIT and loader.num_workers):
         return iter(loader)
-    loader.worker_init_fn = _heed_parent_alone
+    loader.worker_init_fn = partial(_heed_parent_alone, os.getpid())
     with _signals_blocked():
         return iter(loader)
 
@@ -45,14 +48,17 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _heed_parent_alone(worker: int) -> None:
-    """End a worker, in which the signals are blocked, on SIGTERM from its parent."""
-    parent = os.getppid()
+def _heed_parent_alone(parent: int, worker: int) -> None:
+    """End a worker, in which the signals are blocked, on SIGTERM from its parent, or without a parent.
+
+    PyTorch's own watch begins late: a worker whose parent was killed before that would stay for ever.
+    """
 
     def wait() -> None:
-        while True:
-            found = signal.sigwaitinfo(_STOP_SIGNALS)
-            if (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
-                os._exit(0)
+        while os.getppid() == parent:
+            found = signal.sigtimedwait(_STOP_SIGNALS, _SECONDS)
+            if found and (found.si_signo, found.si_pid) == (signal.SIGTERM, parent):
+                break
+        os._exit(0)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import torch
 pytest.importorskip("detectron2")
 
 from detectron2.structures import Boxes, Instances
+from torch.utils.data import DataLoader
 
 from nonlocal_det.data.loader import BadImage, TrainLoader
 from nonlocal_det.data.order import EpochOrder
+from nonlocal_det.data.workers import iterate
 from nonlocal_det.detection.loaders import check_sample
 from nonlocal_det.errors import BadDataError
 
@@ -172,12 +175,18 @@ def test_workers_end_when_their_parent_wants_it():
     loader.close()
 
 
-def test_workers_end_when_their_parent_is_killed():
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("early", [False, True])
+def test_workers_end_when_their_parent_is_killed(early):
+    """Early: before PyTorch's own watch over the parent begins in them, which notices nothing then."""
     theirs, ours = multiprocessing.Pipe()
 
     def load_and_wait() -> None:
-        batches = iter(make(num_workers=2))
-        next(batches)
+        if early:
+            torch.set_num_threads = lambda _: time.sleep(1)  # what a worker does first
+        batches = iterate(DataLoader(range(9), num_workers=2))
+        if not early:
+            list(itertools.islice(batches, 2))  # one of each worker
         ours.send([worker.pid for worker in multiprocessing.active_children()])
         time.sleep(60)
 
@@ -187,19 +196,22 @@ def test_workers_end_when_their_parent_is_killed():
     assert len(workers) == 2
     parent.kill()
     parent.join()
-    until = time.monotonic() + 30  # PyTorch's workers look for their parent every 5 seconds
-    while any(alive(worker) for worker in workers):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until = time.monotonic() + 60  # workers look for their parent every 5 seconds
+    try:
+        while any(alive(worker) for worker in workers):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    finally:
+        for worker in filter(alive, workers):
+            os.kill(worker, signal.SIGKILL)
 
 
 def alive(process: int) -> bool:
+    """Whether a process runs; one that nobody has waited for yet does not."""
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    status = Path(f"/proc/{process}/stat")
-    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_closing_ends_the_workers_and_keeps_the_place():
