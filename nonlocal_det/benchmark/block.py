@@ -22,23 +22,13 @@ _WARM_UP_SIZE = 8
 
 @dataclass(frozen=True)
 class BlockCase:
-    """One block, its input and a pass.
+    """One block, its input and a pass."""
 
-    Attributes:
-        stage: name of the input: whose output it is in a ResNet-50.
-        channels: C; C' is half of it.
-        height: of the input, cells.
-        width: of the input, cells.
-        pairwise: f of Eq. 1.
-        pool: what is pooled.
-        backward: run the backward pass too.
-    """
-
-    stage: str
-    channels: int
-    height: int
-    width: int
-    pairwise: str
+    stage: str  # name of the input: whose output it is in a ResNet-50
+    channels: int  # C; C' is half of it
+    height: int  # of the input, cells
+    width: int  # of the input, cells
+    pairwise: str  # f of Eq. 1
     pool: str
     backward: bool = True
 
@@ -55,11 +45,7 @@ class BlockCase:
 
 @dataclass(frozen=True)
 class BlockCost(StepCost):
-    """What a step of a block takes beside another; memory is that above what was held before.
-
-    Attributes:
-        case: what was measured.
-    """
+    """What a step of a block takes beside another; memory is that above what was held before."""
 
     case: BlockCase
 

@@ -37,26 +37,17 @@ _WARM_UP_SIZE = (128, 128)
 
 @dataclass(frozen=True)
 class DetectorCost:
-    """A detector with blocks beside its baseline.
+    """A detector with blocks beside its baseline."""
 
-    Attributes:
-        flops: multiply-adds with blocks for 1,000 proposals and 100 detections.
-        baseline_flops: those of the baseline.
-        parameters: their number with blocks.
-        baseline_parameters: that of the baseline.
-        training: a training step: forward, backward and the optimizer's. Memory is with weights, optimizer
-            and activations.
-        inference: finding the objects in an image.
-        detections: how many the timed inference found.
-    """
-
-    flops: Flops
-    baseline_flops: Flops
-    parameters: int
-    baseline_parameters: int
+    flops: Flops  # multiply-adds with blocks for 1,000 proposals and 100 detections
+    baseline_flops: Flops  # those of the baseline
+    parameters: int  # their number with blocks
+    baseline_parameters: int  # that of the baseline
+    #: a training step: forward, backward and the optimizer's. Memory is with weights, optimizer and
+    #: activations.
     training: StepCost
-    inference: StepCost
-    detections: int
+    inference: StepCost  # finding the objects in an image
+    detections: int  # how many the timed inference found
 
 
 def without_blocks(cfg: CfgNode) -> CfgNode:

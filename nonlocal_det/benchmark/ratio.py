@@ -12,38 +12,23 @@ __all__ = ["Ratio", "StepCost", "ratio_of"]
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long as another step one takes.
+    """How many times as long as another step one takes."""
 
-    Attributes:
-        median: median of the ratios within a round.
-        quartiles: their first and third quartile.
-        interval: 95 % interval of the median; None with fewer than 6 rounds.
-        rounds: how many.
-    """
-
-    median: float
-    quartiles: tuple[float, float]
-    interval: tuple[float, float] | None
+    median: float  # of the ratios within a round
+    quartiles: tuple[float, float]  # the first and the third
+    interval: tuple[float, float] | None  # 95 % interval of the median; None with fewer than 6 rounds
     rounds: int
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step takes beside the one that it is compared with.
+    """What a step takes beside the one that it is compared with."""
 
-    Attributes:
-        seconds: median of the runs.
-        reference_seconds: that of the other step.
-        time: ratio of the two.
-        memory: bytes at the peak; None where they are not known.
-        reference_memory: those of the other step.
-    """
-
-    seconds: float
-    reference_seconds: float
+    seconds: float  # median of the runs
+    reference_seconds: float  # that of the other step
     time: Ratio
-    memory: int | None
-    reference_memory: int | None
+    memory: int | None  # bytes at the peak; None where they are not known
+    reference_memory: int | None  # those of the other step
 
     @property
     def memory_ratio(self) -> float | None:

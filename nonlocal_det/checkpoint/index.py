@@ -16,17 +16,11 @@ INDEX = "checkpoints.json"
 
 @dataclass(frozen=True)
 class SavedFile:
-    """A checkpoint that a run has saved.
+    """A checkpoint that a run has saved."""
 
-    Attributes:
-        name: its file's name in the folder.
-        sha256: the hash of its content.
-        resumable: whether the run may go on from it; the best one is kept for its weights.
-    """
-
-    name: str
+    name: str  # its file's name in the folder
     sha256: str
-    resumable: bool = True
+    resumable: bool = True  # whether the run may go on from it; the best one is kept for its weights
 
 
 class CheckpointIndex:

@@ -40,29 +40,23 @@ NO_STATISTICS = "batch-norm statistics and counters, which the file does not car
 
 @dataclass
 class LoadReport:
-    """The outcome of loading a weight file, by the names of tensors.
-
-    Attributes:
-        path: the file.
-        total: how many tensors the model has.
-        loaded: names that were found in the file with the right shape.
-        expected: reason -> names that keep their initial values, as they should.
-        unexpected: name -> why it keeps its initial value although a complete file would hold it.
-        allowed: the same as ``unexpected``, for the names that the user allowed.
-        leftovers: other names in the file that the model has no place for.
-        lost_blocks: name of a non-local or residual block in the file -> those of its tensors that the model
-            has no place for, although it has the net that the block is part of.
-        fresh_blocks: names of the model's blocks of which no tensor was in the file.
-    """
+    """The outcome of loading a weight file, by the names of tensors."""
 
     path: str
-    total: int
-    loaded: list[str] = field(default_factory=list)
+    total: int  # how many tensors the model has
+    loaded: list[str] = field(default_factory=list)  # names that were found in the file with the right shape
+    #: reason -> names that keep their initial values, as they should
     expected: dict[str, list[str]] = field(default_factory=dict)
+    #: name -> why it keeps its initial value although a complete file would hold it
     unexpected: dict[str, str] = field(default_factory=dict)
+    #: the same as ``unexpected``, for the names that the user allowed
     allowed: dict[str, str] = field(default_factory=dict)
+    #: other names in the file that the model has no place for
     leftovers: list[str] = field(default_factory=list)
+    #: name of a non-local or residual block in the file -> those of its tensors that the model has no place
+    #: for, although it has the net that the block is part of
     lost_blocks: dict[str, list[str]] = field(default_factory=dict)
+    #: names of the model's blocks of which no tensor was in the file
     fresh_blocks: list[str] = field(default_factory=list)
 
     @property

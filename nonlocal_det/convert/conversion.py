@@ -30,35 +30,25 @@ __all__ = ["Options", "convert_checkpoint"]
 
 @dataclass(frozen=True)
 class Options:
-    """What a conversion may be told.
+    """What a conversion may be told."""
 
-    Attributes:
-        source: whose weights they are, a key of ``SOURCES``; "auto" finds out.
-        target: "nonlocal_det"; "detectron2" for a baseline without blocks; "mmcv" for the blocks alone, with
-            the names of mmcv's NonLocal2d.
-        places: prefix of a block in the file -> its place, such as "res4.5". Blocks whose names do not say
-            where they are go to the config's places in order, if there are as many.
-        base: another weight file, which gives what this one lacks.
-        skip: regular expression; tensors of the file in whose names it is found are not needed.
-        blocks_only: take the non-local blocks alone.
-        allow_missing: regular expression; what is missing is allowed if it is found in the name of each.
-        unpadded_pool: make the config's stem that of the authors, see :mod:`nonlocal_det.modeling.stem`.
-        allow_moved: put blocks that work inside a residual branch after the residual block.
-        strip_trained: with target "detectron2", leave out blocks that do something.
-        overwrite: replace what is there.
-    """
-
-    source: str = "auto"
+    source: str = "auto"  # whose weights they are, a key of ``SOURCES``; "auto" finds out
+    #: "nonlocal_det"; "detectron2" for a baseline without blocks; "mmcv" for the blocks alone, with the names
+    #: of mmcv's NonLocal2d
     target: str = "nonlocal_det"
+    #: prefix of a block in the file -> its place, such as "res4.5". Blocks whose names do not say where they
+    #: are go to the config's places in order, if there are as many.
     places: Mapping[str, str] = field(default_factory=dict)
-    base: str | os.PathLike[str] = ""
-    skip: str = ""
-    blocks_only: bool = False
+    base: str | os.PathLike[str] = ""  # another weight file, which gives what this one lacks
+    skip: str = ""  # regular expression; tensors of the file in whose names it is found are not needed
+    blocks_only: bool = False  # take the non-local blocks alone
+    #: regular expression; what is missing is allowed if it is found in the name of each
     allow_missing: str = ""
+    #: make the config's stem that of the authors, see :mod:`nonlocal_det.modeling.stem`
     unpadded_pool: bool = False
-    allow_moved: bool = False
-    strip_trained: bool = False
-    overwrite: bool = False
+    allow_moved: bool = False  # put blocks that work inside a residual branch after the residual block
+    strip_trained: bool = False  # with target "detectron2", leave out blocks that do something
+    overwrite: bool = False  # replace what is there
 
 
 def convert_checkpoint(
@@ -75,7 +65,7 @@ def convert_checkpoint(
         out: what is written: ``.pth`` or ``.safetensors``; the config gets the same name with ``.yaml``.
         config_file: the config that the weights are meant for, as for :func:`nonlocal_det.get_config`.
         opts: overrides of it.
-        options: the attributes of :class:`Options`.
+        options: the fields of :class:`Options`.
 
     Returns:
         Where every tensor went, and what was set.

@@ -14,19 +14,12 @@ __all__ = ["ConversionReport", "Move", "Setting"]
 
 @dataclass(frozen=True)
 class Move:
-    """A tensor that was written.
+    """A tensor that was written."""
 
-    Attributes:
-        origin: its name in the file; "" where the file has none and a neutral value was filled in.
-        target: its name in the checkpoint that was written.
-        shape: its shape there.
-        how: what was done to it besides renaming.
-    """
-
-    origin: str
-    target: str
-    shape: Sequence[int]
-    how: str = ""
+    origin: str  # its name in the file; "" where the file has none and a neutral value was filled in
+    target: str  # its name in the checkpoint that was written
+    shape: Sequence[int]  # of the target
+    how: str = ""  # what was done to it besides renaming
 
     def __str__(self) -> str:
         how = f" ({self.how})" if self.how else ""
@@ -35,42 +28,27 @@ class Move:
 
 @dataclass(frozen=True)
 class Setting:
-    """A config key that the weights ask for.
+    """A config key that the weights ask for."""
 
-    Attributes:
-        before: the value in the config that was given.
-        value: the value in the YAML that was written.
-        why: what asks for it.
-    """
-
-    before: Any
-    value: Any
-    why: str
+    before: Any  # the value in the config that was given
+    value: Any  # the value in the YAML that was written
+    why: str  # what asks for it
 
 
 @dataclass
 class ConversionReport:
-    """The outcome of a conversion. As text, tensors that keep their names and counters are only counted.
+    """The outcome of a conversion. As text, tensors that keep their names and counters are only counted."""
 
-    Attributes:
-        path: the file that was read.
-        source: whose weights they are.
-        moves: the tensors that were written.
-        skipped: name in the file -> why it was not needed.
-        expected: reason -> names of the model that the file has nothing for, as it should be.
-        settings: config key -> what the weights ask for, where the config says something else.
-        notes: what the user should know.
-        written: the files that were written.
-    """
-
-    path: str
-    source: str
+    path: str  # the file that was read
+    source: str  # whose weights they are
     moves: list[Move] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)  # name in the file -> why it was not needed
+    #: reason -> names of the model that the file has nothing for, as it should be
     expected: dict[str, list[str]] = field(default_factory=dict)
+    #: config key -> what the weights ask for, where the config says something else
     settings: dict[str, Setting] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    written: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what the user should know
+    written: list[str] = field(default_factory=list)  # names of files
 
     def __str__(self) -> str:
         lines = [f"{self.path}: weights of {self.source}", *self._moved(), *self._skipped()]

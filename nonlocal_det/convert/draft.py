@@ -33,17 +33,12 @@ _BACKBONE = re.compile(r"(?:.*\.)?((?:stem|res[2-5])\..*)")
 
 @dataclass(frozen=True)
 class Pixels:
-    """What a net was trained to see.
+    """What a net was trained to see."""
 
-    Attributes:
-        order: "RGB" or "BGR"; "" where that is not known.
-        mean: of each channel, in that order, for values from 0 to 255; None where that is not known.
-        std: what a channel is divided by after that; None where that is not known.
-    """
-
-    order: str
+    order: str  # "RGB" or "BGR"; "" where that is not known
+    #: of each channel, in that order, for values from 0 to 255; None where that is not known
     mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
+    std: tuple[float, ...] | None  # what a channel is divided by after that; None where that is not known
 
 
 # torchvision's statistics, in the units of Detectron2.
@@ -54,36 +49,22 @@ KINETICS_PIXELS = Pixels("RGB", (114.75,) * 3, (57.375,) * 3)
 
 @dataclass(frozen=True)
 class Net:
-    """What is known of a ResNet besides its tensors; None and "" where it is not.
-
-    Attributes:
-        pixels: what the net sees.
-        stride_in_1x1: whether the stride of a stage is in a 1x1 conv.
-        unpadded_pool: whether the stem's max pool has no padding at the top and left.
-        norm: what its norms are: "BN" (frozen or not) or "GN".
-        notes: what the user should know.
-    """
+    """What is known of a ResNet besides its tensors; None and "" where it is not."""
 
     pixels: Pixels | None = None
-    stride_in_1x1: bool | None = None
-    unpadded_pool: bool | None = None
-    norm: str = ""
-    notes: tuple[str, ...] = ()
+    stride_in_1x1: bool | None = None  # whether the stride of a stage is in a 1x1 conv
+    unpadded_pool: bool | None = None  # whether the stem's max pool has no padding at the top and left
+    norm: str = ""  # what its norms are: "BN" (frozen or not) or "GN"
+    notes: tuple[str, ...] = ()  # what the user should know
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of ours.
-
-    Attributes:
-        value: the tensor.
-        origin: its name in the file; "" where it was not in the file.
-        how: what was done to it, besides renaming.
-    """
+    """A tensor of ours."""
 
     value: Tensor
-    origin: str
-    how: str = ""
+    origin: str  # its name in the file; "" where it was not in the file
+    how: str = ""  # what was done to it, besides renaming
 
     def changed(self, value: Tensor, how: str) -> Entry:
         """Return the entry with another value; ``how`` says what was done."""
@@ -97,33 +78,24 @@ class Entry:
 
 @dataclass
 class Draft:
-    """A file's tensors under our names, before they are fitted to a model.
+    """A file's tensors under our names, before they are fitted to a model."""
 
-    Attributes:
-        source: whose weights they are.
-        net: what is known of the ResNet.
-        entries: name inside the backbone, or inside the model -> tensor; blocks are not among them.
-        blocks: prefix of a block in the file -> its parts, such as "theta.weight".
-        places: prefix -> our name of the block, such as "res4.non_local_5".
-        inside_branch: the prefixes of blocks that work inside a residual branch, before the sum.
-        block_norms: prefix of a block that has a norm -> "BN" or "GN", which is any group norm.
-        pool: POOL settings that the blocks' names leave open.
-        skipped: name in the file -> why it is not needed.
-        leftovers: names in the file that nobody knows.
-        notes: what the user should know, besides the net's.
-    """
-
-    source: Source
-    net: Net = Net()
+    source: Source  # whose weights they are
+    net: Net = Net()  # what is known of the ResNet
+    #: name inside the backbone, or inside the model -> tensor; blocks are not among them
     entries: dict[str, Entry] = field(default_factory=dict)
+    #: prefix of a block in the file -> its parts, such as "theta.weight"
     blocks: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    #: prefix -> our name of the block, such as "res4.non_local_5"
     places: dict[str, str] = field(default_factory=dict)
+    #: the prefixes of blocks that work inside a residual branch, before the sum
     inside_branch: set[str] = field(default_factory=set)
+    #: prefix of a block that has a norm -> "BN" or "GN", which is any group norm
     block_norms: dict[str, str] = field(default_factory=dict)
-    pool: tuple[str, ...] = ()
-    skipped: dict[str, str] = field(default_factory=dict)
-    leftovers: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    pool: tuple[str, ...] = ()  # POOL settings that the blocks' names leave open
+    skipped: dict[str, str] = field(default_factory=dict)  # name in the file -> why it is not needed
+    leftovers: list[str] = field(default_factory=list)  # names in the file that nobody knows
+    notes: list[str] = field(default_factory=list)  # what the user should know, besides the net's
 
     def know(self, **facts: Any) -> None:
         """Set what is known of the net."""
@@ -157,36 +129,30 @@ class Source:
     the fields of the target, and besides: ``layer`` and ``level`` count stages from 1 and 0 where ours are
     res2 and on, {next} is ``i`` and one, ``abc`` names convs by letters, and ``after`` is the residual block
     that a non-local block follows.
-
-    Attributes:
-        name: the value of ``--from``, and the name of its fingerprint.
-        rules: pattern -> our name.
-        modules: a block's module in the file -> ours: theta, phi, g, w_z, w_z.norm or w_f. A prefix is a
-            block if it has a g.
-        places: pattern of a block's prefix -> our name of the block.
-        skips: pattern -> why that tensor is not needed.
-        pool: POOL settings that the names cannot tell apart; none where a pooled conv is module 0.
-        scale: PAIRWISE setting -> SCALE settings that the source has for it.
-        block_norms: a block's module that is a norm -> its kind, see :class:`Draft`. The kind of others is
-            told by whether they have running statistics.
-        followed: a block's module -> modules of which the source always has one after it.
-        net: what all nets of the source have in common.
-        prepare: called with (weights, what else the file holds, the draft) before names are translated: may
-            set what the draft knows, and returns the weights under names that the rules know.
-        finish: called with the draft when all tensors are in it: fills in what the source leaves out.
     """
 
-    name: str
-    rules: Mapping[str, str] = field(default_factory=dict)
+    name: str  # the value of ``--from``, and the name of its fingerprint
+    rules: Mapping[str, str] = field(default_factory=dict)  # pattern -> our name
+    #: a block's module in the file -> ours: theta, phi, g, w_z, w_z.norm or w_f. A prefix is a block if it
+    #: has a g.
     modules: Mapping[str, str] = field(default_factory=dict)
+    #: pattern of a block's prefix -> our name of the block
     places: Mapping[str, str] = field(default_factory=dict)
-    skips: Mapping[str, str] = field(default_factory=dict)
+    skips: Mapping[str, str] = field(default_factory=dict)  # pattern -> why that tensor is not needed
+    #: POOL settings that the names cannot tell apart; none where a pooled conv is module 0
     pool: tuple[str, ...] = ()
+    #: PAIRWISE setting -> SCALE settings that the source has for it
     scale: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
+    #: a block's module that is a norm -> its kind, see :class:`Draft`. The kind of others is told by whether
+    #: they have running statistics.
     block_norms: Mapping[str, str] = field(default_factory=dict)
+    #: a block's module -> modules of which the source always has one after it
     followed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    net: Net = Net()
+    net: Net = Net()  # what all nets of the source have in common
+    #: called with (weights, what else the file holds, the draft) before names are translated: may set what
+    #: the draft knows, and returns the weights under names that the rules know
     prepare: Callable[[dict[str, Any], Mapping[str, Any], Draft], Prepared] | None = None
+    #: called with the draft when all tensors are in it: fills in what the source leaves out
     finish: Callable[[Draft], None] = fill_biases
 
     @property

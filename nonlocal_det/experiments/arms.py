@@ -18,38 +18,24 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train, run once for each seed.
+    """One way to train, run once for each seed."""
 
-    Attributes:
-        name: its name on the command line and that of its folder.
-        label: its name in tables and figures.
-        config: the config file.
-        opts: overrides, KEY, VALUE, ...
-        against: names of the arms that it is compared with, as far as they are in the table.
-        seeds: the seeds; () takes those of the command line.
-    """
-
-    name: str
-    label: str
+    name: str  # its name on the command line and that of its folder
+    label: str  # its name in tables and figures
     config: str
-    opts: tuple[str, ...] = ()
+    opts: tuple[str, ...] = ()  # KEY, VALUE, ...
+    #: names of the arms that it is compared with, as far as they are in the table
     against: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()  # () takes those of the command line
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms that belong together.
+    """Arms that belong together."""
 
-    Attributes:
-        description: one line.
-        arms: the arms by name.
-        default: names of the arms that are run unless others are named.
-    """
-
-    description: str
+    description: str  # one line
     arms: dict[str, Arm]
-    default: tuple[str, ...]
+    default: tuple[str, ...]  # names of those that are run unless others are named
 
 
 def _comparison(description: str, arms: Sequence[Arm], default: Sequence[str] = ()) -> Comparison:

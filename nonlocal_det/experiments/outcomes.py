@@ -27,56 +27,36 @@ _BESIDE = ("", "50", "75")
 
 @dataclass
 class Outcome:
-    """What came out of one run.
-
-    Attributes:
-        arm: name of the arm.
-        seed: the seed.
-        finished: whether it was trained and evaluated to the end.
-        error: why not, or what is missing of a finished run: a line; "" where it has not been started or was
-            stopped.
-        seconds: wall time of training and evaluation, all tries together.
-        seconds_per_iteration: median over the run; None where nothing was logged.
-        threads: CPU threads that it had.
-        at_once: how many runs shared the machine.
-        scores: "bbox/AP", ... (0 to 100) of the first test set, as the task names them.
-        probes: see :meth:`nonlocal_det.engine.task.Task.probe`.
-        curve: pairs of iteration and total loss.
-        tries: how often it was started. Seconds of more than one try hold what a try did that was lost, and
-            not what one did that was killed with the comparison.
-    """
+    """What came out of one run."""
 
     arm: str
     seed: int
-    finished: bool
+    finished: bool  # whether it was trained and evaluated to the end
+    #: why not, or what is missing of a finished run: a line; "" where it has not been started or was stopped
     error: str
-    seconds: float
-    seconds_per_iteration: float | None
-    threads: int
-    at_once: int
+    seconds: float  # wall time of training and evaluation, all tries together
+    seconds_per_iteration: float | None  # median over the run; None where nothing was logged
+    threads: int  # CPU threads that it had
+    at_once: int  # how many runs shared the machine
+    #: "bbox/AP", ... (0 to 100) of the first test set, as the task names them.
     scores: dict[str, float] = field(default_factory=dict)
-    probes: dict[str, Any] = field(default_factory=dict)
-    curve: list[tuple[int, float]] = field(default_factory=list)
+    probes: dict[str, Any] = field(default_factory=dict)  # see :meth:`nonlocal_det.engine.task.Task.probe`
+    curve: list[tuple[int, float]] = field(default_factory=list)  # pairs of iteration and total loss
+    #: how often it was started. Seconds of more than one try hold what a try did that was lost, and not what
+    #: one did that was killed with the comparison.
     tries: int = 1
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model costs.
-
-    Attributes:
-        parameters: how many.
-        flops: multiply-adds of one image, as the task counts them; None where they cannot be counted.
-        height: of that image.
-        width: of that image.
-        uncounted: operators that no counter knows.
-    """
+    """What a model costs."""
 
     parameters: int
+    #: multiply-adds of one image, as the task counts them; None where they cannot be counted
     flops: int | None
-    height: int
-    width: int
-    uncounted: tuple[str, ...] = ()
+    height: int  # of that image
+    width: int  # of that image
+    uncounted: tuple[str, ...] = ()  # operators that no counter knows
 
 
 def collect(run: Run, cfg: CfgNode) -> Outcome:

@@ -37,44 +37,27 @@ _SIGNALS = tuple(
 
 @dataclass
 class RunRecord:
-    """What is known of a run, kept as ``run.json`` in its folder.
+    """What is known of a run, kept as ``run.json`` in its folder."""
 
-    Attributes:
-        exit_code: of the last try; None while it runs, or when it was killed with this process.
-        seconds: wall time of all tries together, but for those that were killed with this process.
-        tries: how often it was started.
-        error: last line of its output, where it failed; "" where a signal has stopped it.
-        threads: CPU threads that it was given.
-        at_once: how many runs shared the machine.
-        num_gpus: processes of its training command; 0 where it was never started.
-    """
-
+    #: of the last try; None while it runs, or when it was killed with this process
     exit_code: int | None = None
-    seconds: float = 0.0
-    tries: int = 0
-    error: str = ""
-    threads: int = 0
-    at_once: int = 1
-    num_gpus: int = 0
+    seconds: float = 0.0  # wall time of all tries together, but for those that were killed with this process
+    tries: int = 0  # how often it was started
+    error: str = ""  # last line of its output, where it failed; "" where a signal has stopped it
+    threads: int = 0  # CPU threads that it was given
+    at_once: int = 1  # how many runs shared the machine
+    num_gpus: int = 0  # processes of its training command; 0 where it was never started
 
 
 @dataclass(frozen=True)
 class Run:
-    """One arm with one seed.
-
-    Attributes:
-        arm: the arm.
-        seed: the seed.
-        folder: its OUTPUT_DIR.
-        opts: overrides of the arm and of all arms, without the seed and the folder.
-        num_gpus: processes of the training command.
-    """
+    """One arm with one seed."""
 
     arm: Arm
     seed: int
-    folder: Path
-    opts: tuple[str, ...] = ()
-    num_gpus: int = 1
+    folder: Path  # its OUTPUT_DIR
+    opts: tuple[str, ...] = ()  # overrides of the arm and of all arms, without the seed and the folder
+    num_gpus: int = 1  # processes of the training command
 
     @property
     def name(self) -> str:

@@ -16,34 +16,21 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Summary:
-    """What several runs of one arm reached.
-
-    Attributes:
-        mean: their mean.
-        sd: their standard deviation (divisor n - 1); None for a single run.
-        count: n, the number of runs.
-    """
+    """What several runs of one arm reached."""
 
     mean: float
-    sd: float | None
-    count: int
+    sd: float | None  # their standard deviation (divisor n - 1); None for a single run
+    count: int  # of the runs
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much more one arm reached than another, run by run of the same seed.
+    """How much more one arm reached than another, run by run of the same seed."""
 
-    Attributes:
-        mean: mean of the differences.
-        low: lower end of the 95 % confidence interval of the mean; None for a single pair.
-        high: its upper end.
-        seeds: the seeds of the pairs.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    seeds: tuple[int, ...]
+    mean: float  # of the differences
+    low: float | None  # lower end of the 95 % confidence interval of the mean; None for a single pair
+    high: float | None  # its upper end
+    seeds: tuple[int, ...]  # of the pairs
 
     @property
     def clear(self) -> bool:

@@ -59,19 +59,12 @@ def _processor() -> str:
 
 @dataclass
 class Report:
-    """Everything about a comparison.
+    """Everything about a comparison."""
 
-    Attributes:
-        arms: the arms in the order of the table.
-        outcomes: every run that was asked for.
-        costs: name of an arm -> what its model costs.
-        command: the command line that made it.
-    """
-
-    arms: Sequence[Arm]
-    outcomes: Sequence[Outcome]
-    costs: Mapping[str, Cost]
-    command: str = ""
+    arms: Sequence[Arm]  # in the order of the table
+    outcomes: Sequence[Outcome]  # every run that was asked for
+    costs: Mapping[str, Cost]  # name of an arm -> what its model costs
+    command: str = ""  # the command line that made it
 
     def values(self, arm: str, column: str) -> dict[int, float]:
         """Return seed -> figure of the finished runs of an arm, for one of :attr:`columns`."""
