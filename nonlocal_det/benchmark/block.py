@@ -37,11 +37,6 @@ class BlockCase:
         """The shape [1, C, H, W] as text."""
         return f"1x{self.channels}x{self.height}x{self.width}"
 
-    @property
-    def work(self) -> str:
-        """The pass as text."""
-        return "forward + backward" if self.backward else "forward"
-
 
 @dataclass(frozen=True)
 class BlockCost(StepCost):
@@ -51,12 +46,7 @@ class BlockCost(StepCost):
 
 
 def block_cases(height: int, width: int) -> list[BlockCase]:
-    """Return the blocks that are compared with the matrix form.
-
-    Args:
-        height: of the image, pixels; a multiple of 32.
-        width: of the image, pixels; a multiple of 32.
-    """
+    """Return the blocks that are compared with the matrix form, for an image with sides of 32 k pixels."""
     maps = [
         ("res4", 1024, 16, "input", PAIRWISE_FUNCTIONS),
         ("res3", 512, 8, "input", PAIRWISE_FUNCTIONS),
@@ -80,10 +70,7 @@ def growth_cases(height: int, width: int) -> list[BlockCase]:
 def measure_block(case: BlockCase, device: str, rounds: int) -> BlockCost:
     """Measure the block against the plain matrix formulation, each in a process of its own, in turn.
 
-    Args:
-        case: what to measure.
-        device: where.
-        rounds: runs of each; fewer if they take long, but at least 3.
+    Each runs ``rounds`` times; fewer if that takes long, but at least 3.
 
     Raises:
         MeasurementError: memory ran out.
@@ -92,16 +79,13 @@ def measure_block(case: BlockCase, device: str, rounds: int) -> BlockCost:
 
 
 def measure_growth(case: BlockCase, device: str, rounds: int) -> BlockCost:
-    """Measure the block on a map of twice the height against itself on the map of the case.
-
-    The arguments are those of :func:`measure_block`.
-    """
+    """Measure the block on a map of twice the height against itself on the map of the case, as above."""
     doubled = replace(case, height=2 * case.height)
     return _measure(case, (BlockStep, case, device), (BlockStep, doubled, device), rounds)
 
 
 def _measure(case: BlockCase, reference: tuple, step: tuple, rounds: int) -> BlockCost:
-    cost, _ = compare_steps(step, reference, rounds, min(rounds, _LEAST_ROUNDS), _BUDGET_S)
+    cost, _ = compare_steps(step, reference, rounds, _LEAST_ROUNDS, _BUDGET_S)
     return BlockCost(**vars(cost), case=case)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from nonlocal_det.benchmark.block import BlockCost
 from nonlocal_det.benchmark.detector import DetectorCost
 from nonlocal_det.layers import PAIRWISE_FUNCTIONS
+from nonlocal_det.media.figure import make_panels
 
 __all__ = ["draw_chart"]
 
@@ -27,22 +28,14 @@ def draw_chart(
         detector: what it costs with its blocks; None leaves that part out.
         caption: a line below: on what and with what it was measured.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # not pyplot: it would choose a backend
-    from matplotlib.figure import Figure
-
     blocks = [cost for cost in blocks if cost.case.backward]
     panels = [*(("time", "memory") if blocks else ()), *(("detector",) if detector else ())]
-    figure = Figure(figsize=(1 + 4 * len(panels), 3.8), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    figure, axes = make_panels(len(panels), 1 + 4 * len(panels), 3.8, dpi=110)
     for axis, panel in zip(axes, panels, strict=True):
         if panel == "detector":
             _draw_detector(axis, detector)
         else:
             _draw_blocks(axis, blocks, panel)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", color="0.9")
-        axis.set_axisbelow(True)
     if blocks:
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), frameon=False, fontsize=9)

@@ -43,9 +43,7 @@ class DetectorCost:
     baseline_flops: Flops  # those of the baseline
     parameters: int  # their number with blocks
     baseline_parameters: int  # that of the baseline
-    #: a training step: forward, backward and the optimizer's. Memory is with weights, optimizer and
-    #: activations.
-    training: StepCost
+    training: StepCost  # forward, backward and optimizer. Memory is with weights, optimizer and activations
     inference: StepCost  # finding the objects in an image
     detections: int  # how many the timed inference found
 
@@ -76,8 +74,8 @@ def compare_detectors(cfg: CfgNode, baseline: CfgNode, height: int, width: int, 
     Args:
         cfg: config with blocks. The device is MODEL.DEVICE; MODEL.WEIGHTS is not read.
         baseline: config without.
-        height: of the image after resizing, pixels; a multiple of 32.
-        width: of the image, pixels; a multiple of 32.
+        height: of the image after resizing, pixels; a multiple of 32, as the width is.
+        width: of the same.
         pairs: how often each step runs.
 
     Raises:
@@ -89,9 +87,9 @@ def compare_detectors(cfg: CfgNode, baseline: CfgNode, height: int, width: int, 
         baseline_flops, baseline_parameters = _count(baseline, height, width, weights)
         flops, parameters = _count(cfg, height, width)
         inputs = (height, width, weights)
-        training, _ = compare_steps((TrainingStep, cfg, *inputs), (TrainingStep, baseline, *inputs), pairs)
-        inference, info = compare_steps(
-            (InferenceStep, cfg, *inputs), (InferenceStep, baseline, *inputs), pairs
+        (training, _), (inference, info) = (
+            compare_steps((step, cfg, *inputs), (step, baseline, *inputs), pairs)
+            for step in (TrainingStep, InferenceStep)
         )
     counts = (flops, baseline_flops, parameters, baseline_parameters)
     return DetectorCost(*counts, training, inference, info["detections"])

@@ -17,13 +17,7 @@ def plain_block(block: NonLocalBlock, x: Tensor) -> Tensor:
     It reads the weights of a two-dimensional block without a norm, and uses none of its code. It is written
     to cost no more than the formulation must: the logits are scaled before they are a matrix, C(x) = M
     divides y and not f, and Eq. 5 holds ReLU(a_i + b_j) and not the concatenated vectors.
-
-    Args:
-        block: the block whose weights to use.
-        x: feature map [B, C, H, W].
-
-    Returns:
-        z [B, C, H, W].
+    x and what is returned, z, are [B, C, H, W].
     """
     pooled = F.max_pool2d(x, 2) if block.pool == "input" else x
     theta, phi, g = x, pooled, _conv(block.g, pooled)

@@ -28,15 +28,12 @@ _MOST_CALLS = 100
 
 
 class Step(Protocol):
-    """What a process measures."""
+    """What a process measures, when it is called; ``warm_up`` needs as little memory as it can."""
 
     device: torch.device
-
-    def warm_up(self) -> None:
-        """Load kernels and start threads, with as little memory as that takes."""
-
-    def __call__(self) -> None:
-        """Do the work once."""
+    info: Any
+    warm_up: Callable[[], None]
+    __call__: Callable[[], None]
 
 
 class Runner(contextlib.AbstractContextManager):
@@ -106,41 +103,36 @@ class Runner(contextlib.AbstractContextManager):
 
 
 def seconds_in_turn(
-    runners: Sequence[Runner], rounds: int, least_rounds: int | None = None, budget_s: float = math.inf
+    runners: Sequence[Runner], rounds: int, least_rounds: int = 1, budget_s: float = math.inf
 ) -> list[list[float]]:
     """Time several steps, one run of each in every round, so that a busy or hot machine slows them alike.
 
     Args:
         runners: their processes.
         rounds: how many rounds. Every other one goes backwards.
-        least_rounds: stop after so many if the time is up; by default no round is left out.
+        least_rounds: stop after so many if the time is up.
         budget_s: that time, in seconds.
 
     Returns:
         The seconds of every round, for each runner.
     """
-    seconds: list[list[float]] = [[] for _ in runners]
+    pairs = [(runner, []) for runner in runners]
     start = time.perf_counter()
     for index in range(rounds):
-        pairs = list(zip(runners, seconds, strict=True))
-        for runner, times in pairs if index % 2 == 0 else reversed(pairs):
+        for runner, times in reversed(pairs) if index % 2 else pairs:
             times.append(runner.seconds())
-        if index + 1 >= (least_rounds or rounds) and time.perf_counter() - start > budget_s:
+        if index + 1 >= least_rounds and time.perf_counter() - start > budget_s:
             break
-    return seconds
+    return [times for _, times in pairs]
 
 
-def compare_steps(
-    step: tuple, reference: tuple, rounds: int, least_rounds: int | None = None, budget_s: float = math.inf
-) -> tuple[StepCost, Any]:
-    """Measure a step and another in turn; the last arguments are those of :func:`seconds_in_turn`.
+def compare_steps(step: tuple, reference: tuple, *turns: Any) -> tuple[StepCost, Any]:
+    """Measure a step and another in turn, each given by what makes it and the arguments of that.
 
     Args:
-        step: what makes it, and its arguments.
-        reference: the same of the other.
-        rounds: how many rounds.
-        least_rounds: stop after so many if the time is up.
-        budget_s: that time, in seconds.
+        step: the step.
+        reference: the other.
+        turns: the last arguments of :func:`seconds_in_turn`.
 
     Returns:
         What the step costs, where memory is with what was held before (``info["held"]``), and its ``info``.
@@ -149,7 +141,7 @@ def compare_steps(
         MeasurementError: memory ran out.
     """
     with Runner(*step) as ours, Runner(*reference) as other:
-        seconds = seconds_in_turn((ours, other), rounds, least_rounds, budget_s)
+        seconds = seconds_in_turn((ours, other), *turns)
         memory = (one.memory and one.memory + one.info["held"] for one in (ours, other))
         return StepCost(*map(statistics.median, seconds), ratio_of(*seconds), *memory), ours.info
 

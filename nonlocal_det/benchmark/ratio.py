@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from scipy.stats import binom
 
 __all__ = ["Ratio", "StepCost", "ratio_of"]
 
@@ -41,18 +42,10 @@ def ratio_of(seconds: Sequence[float], reference: Sequence[float]) -> Ratio:
 
     The interval is the one that belongs to the sign test: it reaches from one of the sorted ratios to
     another, whatever their distribution. With 10 rounds these are the second and the ninth.
-
-    Args:
-        seconds: of the first step, one for each round.
-        reference: of the second.
     """
     ratios = sorted(a / b for a, b in zip(seconds, reference, strict=True))
     count = len(ratios)
-    # How many may be cut off at each end: the largest with P(Binomial(count, 1/2) < cut) <= 2.5 %.
-    cut, tail = 0, 0.5**count
-    while tail <= 0.025:
-        cut += 1
-        tail += math.comb(count, cut) * 0.5**count
+    cut = int(binom.ppf(0.025, count, 0.5))  # how many are cut off at each end
     quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if count > 1 else ratios * 3
     return Ratio(
         median=statistics.median(ratios),

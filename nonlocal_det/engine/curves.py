@@ -13,6 +13,8 @@ from typing import Any
 
 from detectron2.utils.file_io import PathManager
 
+from nonlocal_det.media.figure import make_figure, tidy
+
 __all__ = ["draw_curves", "read_metrics"]
 
 #: Values of a metric by iteration, in its order.
@@ -79,9 +81,6 @@ def draw_curves(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
     Raises:
         OSError: one of them cannot be read or written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # not pyplot: it would choose a backend
-    from matplotlib.figure import Figure
-
     metrics = {
         name: {iteration: value for iteration, value in series.items() if math.isfinite(value)}
         for name, series in read_metrics(source).items()
@@ -97,8 +96,7 @@ def draw_curves(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
 
     rows = (1 if len(single) < 4 else 2) if single else 0
     heights = [4, 2.4 * rows] if rows else [4]
-    figure = Figure(figsize=(11, sum(heights)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = make_figure(11, sum(heights), dpi=110)
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
     left, right = parts[0, 0].subplots(1, 2, sharex=True)
     _draw_losses(left, "total_loss", metrics, validation)
@@ -113,10 +111,8 @@ def draw_curves(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
             axis.set_title(name, fontsize=9)
         for axis in axes[len(single) :]:
             axis.remove()
+    tidy(figure.axes, color="0.92")
     for axis in figure.axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(color="0.92")
-        axis.set_axisbelow(True)
         axis.tick_params(labelsize=8)
     figure.supxlabel("iteration", fontsize=9)
     with PathManager.open(os.fspath(target), "wb") as file:

@@ -12,6 +12,7 @@ import numpy as np
 from nonlocal_det.errors import counted
 from nonlocal_det.experiments.outcomes import Outcome, probes_of, range_text
 from nonlocal_det.files import whole_file
+from nonlocal_det.media.figure import make_panels
 
 __all__ = ["draw_curves", "draw_distance"]
 
@@ -48,7 +49,7 @@ def draw_curves(
     drawn = [name for name in labels if name in logged and (name in arms or not arms)]
     if not drawn:
         return False
-    figure, (axis,) = _figure(1)
+    figure, (axis,) = make_panels(1, 6, 3.6, dpi=120)
     styles = _styles(labels)
     for name in drawn:
         style, runs = styles[name], [one for one in outcomes if one.arm == name and len(one.curve) > 1]
@@ -94,7 +95,7 @@ def draw_distance(
     drawn = [name for name in labels if name in rows]
     bins = {row["low"]: row for name in drawn for run in rows[name] for row in run}
     lows = sorted(bins)
-    figure, axes = _figure(len(panels))
+    figure, axes = make_panels(len(panels), 6 if len(panels) == 1 else 9.5, 3.6, dpi=120)
     # Arms stand side by side in each range, so that one does not hide another.
     shifts = np.arange(len(drawn)) - (len(drawn) - 1) / 2
     width = min(0.08, 0.6 / len(drawn))
@@ -155,20 +156,6 @@ def _legend(axes: Sequence[Any], place: str) -> None:
     else:
         axes[0].figure.set_figwidth(axes[0].figure.get_figwidth() + 2.6)
         axes[-1].legend(handles, names, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-
-
-def _figure(columns: int) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # not pyplot: it would choose a backend
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6 if columns == 1 else 9.5, 3.6), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, columns, squeeze=False)[0]
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="y", color="0.9")
-        axis.set_axisbelow(True)
-    return figure, axes
 
 
 def _save(figure: Any, path: str | os.PathLike[str]) -> None:

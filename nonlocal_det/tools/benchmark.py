@@ -92,7 +92,7 @@ def _measure_blocks(args: argparse.Namespace, device: str) -> tuple[list[BlockCo
     rows = [
         [
             *_case_cells(cost),
-            cost.case.work,
+            "forward + backward" if cost.case.backward else "forward",
             *map(_seconds, (cost.seconds, cost.reference_seconds)),
             _number(cost.time.median),
             _range(cost.time.quartiles),
