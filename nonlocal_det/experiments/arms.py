@@ -34,12 +34,8 @@ class Comparison:
     """Arms that belong together."""
 
     description: str  # one line
-    arms: dict[str, Arm]
-    default: tuple[str, ...]  # names of those that are run unless others are named
-
-
-def _comparison(description: str, arms: Sequence[Arm], default: Sequence[str] = ()) -> Comparison:
-    return Comparison(description, {arm.name: arm for arm in arms}, tuple(default or (a.name for a in arms)))
+    arms: Sequence[Arm]
+    default: Sequence[str] = ()  # names of those that are run unless others are named; () is all
 
 
 _SQUARES = "Quick/faster_rcnn_R_18_FPN_context"
@@ -63,7 +59,7 @@ def _nl(name: str, label: str, *opts: str) -> Arm:
 
 #: Name of a comparison -> its arms. Arms of the user's own are compared with the first, the baseline.
 COMPARISONS: dict[str, Comparison] = {
-    "context": _comparison(
+    "context": Comparison(
         "squares whose class is the colour of a distant disc (minutes an arm on 2 CPU cores)",
         [
             _arm("baseline", "R18 baseline", _SQUARES),
@@ -83,7 +79,7 @@ COMPARISONS: dict[str, Comparison] = {
         ],
         ("baseline", "residual", "nl"),
     ),
-    "people": _comparison(
+    "people": Comparison(
         "drawn figures whose head alone tells left from right (a quarter of an hour an arm on a CPU core)",
         [
             _arm("baseline", "R18 baseline", _PEOPLE),
@@ -91,7 +87,7 @@ COMPARISONS: dict[str, Comparison] = {
             _arm("nl_head_backbone", _BACKBONE_TOO, f"{_PEOPLE}_nl_head_backbone", "baseline", "nl_head"),
         ],
     ),
-    "table5": _comparison(
+    "table5": Comparison(
         "the paper's Table 5: Mask R-CNN on COCO, with and without one block in res4",
         [
             _arm("R50", "R50 baseline", f"{_MASK}_R_50_FPN_1x"),
@@ -104,7 +100,7 @@ COMPARISONS: dict[str, Comparison] = {
         ],
         ("R50", "R50_nl", "R101", "R101_nl", "X152", "X152_nl"),
     ),
-    "table6": _comparison(
+    "table6": Comparison(
         "the paper's Table 6: Keypoint R-CNN on COCO, with blocks in head and backbone",
         [
             _arm("R101", "R101 baseline", _KEYPOINT),
@@ -142,18 +138,14 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def named_arms(task: str, names: Sequence[str] = ()) -> list[Arm]:
-    """Return arms of a comparison by their names, ``NAME`` or ``NAME:SEEDS``.
-
-    Args:
-        task: the comparison as --task names it, a key of :data:`COMPARISONS`.
-        names: the names; none takes the comparison's default.
+    """Return arms of a comparison of :data:`COMPARISONS` by their names, ``NAME`` or ``NAME:SEEDS``.
 
     Raises:
         ArmError: the comparison has no such arm.
     """
-    known = COMPARISONS[task].arms
+    known = {arm.name: arm for arm in COMPARISONS[task].arms}
     arms = []
-    for word in names or COMPARISONS[task].default:
+    for word in names or COMPARISONS[task].default or known:
         name, sign, seeds = word.partition(":")
         if name not in known:
             raise ArmError(f"--arms {name}: the task {task} has {', '.join(known)}; or define it by --arm")
@@ -162,11 +154,7 @@ def named_arms(task: str, names: Sequence[str] = ()) -> list[Arm]:
 
 
 def custom_arm(words: Sequence[str], against: tuple[str, ...] = ()) -> Arm:
-    """Make an arm of the command line's ``NAME[:SEEDS]=CONFIG KEY VALUE ...``.
-
-    Args:
-        words: these words.
-        against: names of the arms that it is compared with.
+    """Make an arm of the command line's ``NAME[:SEEDS]=CONFIG KEY VALUE ...``, by words.
 
     Raises:
         ArmError: it is not that.
@@ -186,11 +174,7 @@ def custom_arm(words: Sequence[str], against: tuple[str, ...] = ()) -> Arm:
 
 
 def check_overrides(opts: Sequence[str], where: str) -> None:
-    """Check overrides of an arm, or of all arms.
-
-    Args:
-        opts: KEY, VALUE, ...
-        where: the flag, for the message.
+    """Check overrides, KEY, VALUE, ..., of an arm or of all arms; ``where`` is the flag, for the message.
 
     Raises:
         ArmError: they are no pairs, or set what belongs to single runs.

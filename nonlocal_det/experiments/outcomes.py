@@ -20,7 +20,6 @@ from nonlocal_det.modeling.build import build_model
 
 __all__ = ["Cost", "Outcome", "collect", "measure_cost", "probes_of", "range_text"]
 
-_DIVISIBLE = 32
 #: A score such as "bbox/AP" may have others beside it, at one IoU each: "bbox/AP50".
 _BESIDE = ("", "50", "75")
 
@@ -60,12 +59,7 @@ class Cost:
 
 
 def collect(run: Run, cfg: CfgNode) -> Outcome:
-    """Read the outcome of a run.
-
-    Args:
-        run: the run, finished or not.
-        cfg: its config.
-    """
+    """Read the outcome of a run, finished or not, from its folder; the config is the run's."""
     record = run.record()
     metrics = {}
     with contextlib.suppress(OSError):  # there is none yet
@@ -123,18 +117,14 @@ def range_text(row: Mapping[str, Any]) -> str:
 
 
 def measure_cost(cfg: CfgNode) -> Cost:
-    """Count parameters and FLOPs of a model at its test size, MIN_SIZE_TEST x MAX_SIZE_TEST.
-
-    Args:
-        cfg: its config. Both sides are rounded up to multiples of 32.
-    """
+    """Count parameters and FLOPs at MIN_SIZE_TEST x MAX_SIZE_TEST, rounded up to multiples of 32."""
     cfg = cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = "cpu"
     model = build_model(cfg).eval()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     sides = (cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
-    height, width = (math.ceil(side / _DIVISIBLE) * _DIVISIBLE for side in sides)
+    height, width = (-(-side // 32) * 32 for side in sides)
     with torch.no_grad():
         flops = find_task(cfg).count_flops(model, height, width)
     return Cost(parameters, flops.total, height, width, tuple(sorted(flops.uncounted)))

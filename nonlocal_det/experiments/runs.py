@@ -60,11 +60,6 @@ class Run:
     num_gpus: int = 1  # processes of the training command
 
     @property
-    def name(self) -> str:
-        """The arm and the seed."""
-        return f"{self.arm.name} seed {self.seed}"
-
-    @property
     def overrides(self) -> list[str]:
         """All overrides of the config."""
         return [*self.opts, "SEED", str(self.seed), "OUTPUT_DIR", str(self.folder)]
@@ -86,11 +81,7 @@ class Run:
         return record if right and isinstance(record.error, str) else RunRecord()
 
     def write(self, record: RunRecord) -> None:
-        """Keep a record in the folder.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Keep a record in the folder."""
         text = json.dumps(asdict(record), indent=1) + "\n"
         write_whole(self.folder / RECORD, lambda file: file.write(text.encode()))
 
@@ -99,23 +90,14 @@ class Run:
         """Whether it has been trained and evaluated to the end."""
         return self.record().exit_code == 0
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a signal has stopped its last try, which is no failure."""
-        return self.record().exit_code == ExitCode.STOPPED
-
 
 def plan_runs(
     arms: Sequence[Arm], seeds: Sequence[int], output: Path, opts: Sequence[str] = (), num_gpus: int = 1
 ) -> list[Run]:
     """Return the runs, seed by seed, so that an interrupted comparison has every arm with the same seeds.
 
-    Args:
-        arms: the arms.
-        seeds: of those arms that name none.
-        output: folder of the comparison; a run's is ``output/ARM/seedN``.
-        opts: overrides for all arms, after their own.
-        num_gpus: processes of each training command.
+    ``seeds`` are those of arms that name none; ``opts``, of all arms, come after an arm's own. A run has
+    the folder ``output/ARM/seedN``.
 
     Raises:
         ArmError: two arms have one name, or overrides are no pairs, or set what belongs to single runs.
@@ -136,10 +118,6 @@ def plan_runs(
 
 def check_folder(run: Run, cfg: CfgNode) -> None:
     """Refuse a folder in which the same name and seed was run with another config or on other GPUs.
-
-    Args:
-        run: the run.
-        cfg: its config.
 
     Raises:
         ArmError: a key that both know has another value there, or the run had another number of processes,
@@ -172,9 +150,6 @@ def lock_folder(folder: Path) -> Iterator[int]:
     """Keep other comparisons out of a folder, which is made where it is missing.
 
     The system releases the lock when this process and those that inherited the lock have ended.
-
-    Args:
-        folder: that of the comparison.
 
     Yields:
         The file descriptor that holds the lock, for processes that are to hold it, too.

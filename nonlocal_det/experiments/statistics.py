@@ -32,18 +32,9 @@ class Difference:
     high: float | None  # its upper end
     seeds: tuple[int, ...]  # of the pairs
 
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low is not None and (self.low > 0 or self.high < 0)
-
 
 def summarize(values: Iterable[float]) -> Summary | None:
-    """Return mean and standard deviation; None where there is no value.
-
-    Args:
-        values: one for each run; NaN is left out.
-    """
+    """Return mean and standard deviation, without NaN; None where there is no value."""
     found = [value for value in values if not math.isnan(value)]
     if not found:
         return None
@@ -63,16 +54,10 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
     Returns:
         The difference; None where the arms have no seed in common.
     """
-    seeds = tuple(
-        seed
-        for seed in sorted(values.keys() & reference.keys())
-        if not (math.isnan(values[seed]) or math.isnan(reference[seed]))
-    )
-    summary = summarize(values[seed] - reference[seed] for seed in seeds)
-    if summary is None:
-        return None
-    if summary.sd is None:
-        return Difference(summary.mean, None, None, seeds)
+    pairs = {seed: values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())}
+    summary, seeds = summarize(pairs.values()), tuple(seed for seed in pairs if not math.isnan(pairs[seed]))
+    if summary is None or summary.sd is None:
+        return Difference(summary.mean, None, None, seeds) if summary else None
     quantile = float(student_t.ppf(0.5 + LEVEL / 2, summary.count - 1))
     half = quantile * summary.sd / math.sqrt(summary.count)
     return Difference(summary.mean, summary.mean - half, summary.mean + half, seeds)

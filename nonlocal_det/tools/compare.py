@@ -117,10 +117,8 @@ def _compare(
 
     runs = list(configs)
     done = sum(run.finished for run in runs)
-    print(
-        f"{counted(len(arms), 'arm')}, {counted(len(runs), 'run')}, {done} of them finished before",
-        flush=True,
-    )
+    counts = f"{counted(len(arms), 'arm')}, {counted(len(runs), 'run')}"
+    print(f"{counts}, {done} of them finished before", flush=True)
 
     def say(run: Run, record: RunRecord) -> None:
         nonlocal done
@@ -129,7 +127,8 @@ def _compare(
         main_ones = find_task(configs[run]).scores(configs[run])
         said = ", ".join(f"{name} {value:.1f}" for name, value in scores.items() if name in main_ones)
         outcome = record.error or said or ("no score" if run.finished else "stopped")
-        print(f"[{done}/{len(runs)}] {run.name}: {outcome}, {record.seconds:.0f} s", flush=True)
+        which = f"[{done}/{len(runs)}] {run.arm.name} seed {run.seed}"
+        print(f"{which}: {outcome}, {record.seconds:.0f} s", flush=True)
 
     whole = run_all(runs, parallel=args.parallel, threads=_threads(args), lock=lock, report=say)
 
@@ -138,7 +137,7 @@ def _compare(
     costs = {name: cost for name, cfg in by_arm.items() if (cost := _cost(name, cfg)) is not None}
     report = Report(arms, [collect(run, cfg) for run, cfg in configs.items()], costs, command_line)
     _write(report, args.output, args.curves or _two(arms))
-    if not whole or any(run.stopped for run in runs):
+    if not whole or any(run.record().exit_code == ExitCode.STOPPED for run in runs):
         raise Preempted("stopped by a signal; the same command goes on")
     return ExitCode.OK if all(run.finished for run in runs) else ExitCode.SOME_FAILED
 

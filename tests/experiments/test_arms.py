@@ -89,7 +89,7 @@ BLOCKS = {
 
 @pytest.mark.parametrize("task", BLOCKS)
 def test_arms_are_what_they_are_called(task):
-    for arm in COMPARISONS[task].arms.values():
+    for arm in COMPARISONS[task].arms:
         if task != "table5" or arm.opts:  # else a config file as it stands, which has its own test
             expected = BLOCKS[task].get(arm.name, BLOCKS[task].get(None))
             assert blocks_of(arm) == expected, arm.name
@@ -105,7 +105,8 @@ def test_tables_5_and_6_are_the_papers():
 
 @pytest.mark.parametrize("task", COMPARISONS)
 def test_arms_are_compared_with_arms_of_their_task(task):
-    arms = COMPARISONS[task].arms
+    arms = {arm.name: arm for arm in COMPARISONS[task].arms}
+    assert len(arms) == len(COMPARISONS[task].arms)
     assert set(COMPARISONS[task].default) <= set(arms)
     for arm in arms.values():
         assert set(arm.against) <= set(arms) - {arm.name}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from detectron2.config import CfgNode
 
-from nonlocal_det.errors import ArmError
+from nonlocal_det.errors import ArmError, ExitCode
 from nonlocal_det.experiments.arms import Arm
 from nonlocal_det.experiments.runs import Run, RunRecord, check_folder, lock_folder, plan_runs, run_all
 
@@ -74,7 +74,7 @@ def wait_for(path: Path) -> int:
 def test_the_command_and_the_order(tmp_path):
     arms = [Arm("a", "A", "a.yaml", ("X", "1")), Arm("b", "B", "b.yaml", seeds=(7, 0))]
     runs = plan_runs(arms, (0, 1), tmp_path, ("Y", "2"), num_gpus=4)
-    assert [run.name for run in runs] == ["a seed 0", "b seed 0", "a seed 1", "b seed 7"]
+    assert [(run.arm.name, run.seed) for run in runs] == [("a", 0), ("b", 0), ("a", 1), ("b", 7)]
     assert runs[2].folder == tmp_path / "a" / "seed1"
     words = " ".join(runs[2].command)
     assert (
@@ -136,7 +136,7 @@ def test_a_signal_is_passed_on_and_the_rest_waits(tmp_path, number):
     assert not run_all(runs)
     thread.join()
     assert signal.getsignal(number) == before
-    assert runs[0].stopped
+    assert runs[0].record().exit_code == ExitCode.STOPPED
     assert not runs[0].finished
     assert runs[0].record().error == ""
     assert not runs[1].folder.exists()
@@ -149,7 +149,7 @@ def test_a_second_signal_ends_a_command_that_does_not_listen(tmp_path):
     thread = stop_when_ready(run, signal.SIGTERM, signal.SIGTERM)
     assert not run_all([run])
     thread.join()
-    assert run.stopped
+    assert run.record().exit_code == ExitCode.STOPPED
     assert not run.finished
 
 

@@ -48,14 +48,14 @@ def test_only_seeds_that_both_have_are_paired():
     assert (found.mean, found.seeds) == (2.0, (0, 1))
     single = paired_difference({0: 5.0}, {0: 3.0})
     assert (single.mean, single.low, single.high) == (2.0, None, None)
-    assert not single.clear
     assert paired_difference({0: 1.0}, {1: 1.0}) is None
 
 
-def test_clear_means_that_zero_is_outside():
+def test_the_sign_of_a_difference_follows_the_order():
     # Mean 3, interval 3 -+ 1.96.
     reference = dict.fromkeys(range(5), 0.0)
     values = {seed: seed + 1.0 for seed in range(5)}
-    assert paired_difference(values, reference).clear
-    assert paired_difference(reference, values).clear
-    assert not paired_difference({seed: value - 2 for seed, value in values.items()}, reference).clear
+    assert paired_difference(values, reference).low == pytest.approx(1.04, abs=0.01)
+    assert paired_difference(reference, values).high == pytest.approx(-1.04, abs=0.01)
+    lower = paired_difference({seed: value - 2 for seed, value in values.items()}, reference)
+    assert lower.low < 0 < lower.high
