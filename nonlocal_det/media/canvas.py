@@ -29,11 +29,7 @@ Colour = tuple[int, int, int]
 
 
 def make_rng(*key: int) -> np.random.Generator:
-    """Return a generator whose stream depends on the whole ``key`` (non-negative integers) alone.
-
-    Args:
-        key: For example the seed, the index of the picture and the number of a stream within the picture.
-    """
+    """Return a generator whose stream depends on the whole ``key`` (non-negative integers) alone."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
@@ -65,19 +61,11 @@ def ellipse_points(
 ) -> list[Point]:
     """Return the outline of an ellipse, or of the arc from ``start`` to ``stop``, in steps of 6 degrees.
 
-    Args:
-        centre: (x, y).
-        radii: (rx, ry) before the turn.
-        degrees: Turn of the ellipse, clockwise on the screen.
-        start: First angle of the arc; 0 points right, 90 down.
-        stop: Last angle of the arc.
+    Angle 0 points right, 90 down. The whole is turned by ``degrees`` about ``centre``, clockwise.
     """
-    half = 1 << (_TRIG_BITS - 1)
     points = []
     for angle in range(start, stop + 1, 6):
-        x = (radii[0] * _SINES[(angle + 90) % 360] + half) >> _TRIG_BITS
-        y = (radii[1] * _SINES[angle % 360] + half) >> _TRIG_BITS
-        dx, dy = rotate((x, y), degrees)
+        dx, dy = rotate((rotate((radii[0], 0), angle)[0], rotate((radii[1], 0), angle)[1]), degrees)
         points.append((centre[0] + dx, centre[1] + dy))
     return points
 
@@ -120,41 +108,29 @@ class Layer:
         """The rows and columns of the picture that the layer covers."""
         return slice(self.y0, self.y1), slice(self.x0, self.x1)
 
-    def polygon(self, points: Sequence[Point], colour: Colour, part: int) -> None:
-        """Fill a convex polygon.
+    def polygon(self, points: Sequence[Point] | np.ndarray, colour: Colour, part: int) -> None:
+        """Fill a convex polygon; ``points`` are in sub-pixels of the picture, ``part`` is 1 to 255.
 
         OpenCV 4 and 5 agree on the pixels of convex polygons, but not on those of ``cv2.fillPoly``.
-
-        Args:
-            points: (x, y) of the corners in sub-pixels of the picture.
-            colour: (red, green, blue).
-            part: Number of the part, 1-255.
         """
         if not self.empty:
             corners = np.asarray(points, np.int32) - self._origin
             cv2.fillConvexPoly(self._canvas, corners, (*colour, part))
 
     def disc(self, centre: Point, radius: int, colour: Colour, part: int) -> None:
-        """Fill a disc; see :meth:`polygon` for the arguments."""
+        """Fill a disc."""
         if not self.empty:
             x, y = centre[0] - int(self._origin[0]), centre[1] - int(self._origin[1])
             cv2.circle(self._canvas, (x, y), radius, (*colour, part), cv2.FILLED)
 
     def capsule(self, start: Point, end: Point, radius: int, colour: Colour, part: int) -> None:
-        """Fill a thick line with round ends; see :meth:`polygon` for the arguments.
-
-        ``cv2.line`` finds the corners of a thick line in floating point, hence the polygon.
-        """
+        """Fill a thick line with round ends."""
+        # cv2.line finds the corners of a thick line in floating point, hence the polygon.
         dx, dy = end[0] - start[0], end[1] - start[1]
         length = math.isqrt(dx * dx + dy * dy)
         if length:
             nx, ny = -dy * radius // length, dx * radius // length
-            corners = [
-                (start[0] + nx, start[1] + ny),
-                (end[0] + nx, end[1] + ny),
-                (end[0] - nx, end[1] - ny),
-                (start[0] - nx, start[1] - ny),
-            ]
+            corners = np.array([start, end, end, start]) + np.outer((1, 1, -1, -1), (nx, ny))
             self.polygon(corners, colour, part)
         self.disc(start, radius, colour, part)
         self.disc(end, radius, colour, part)
@@ -166,14 +142,7 @@ class Layer:
         return int(self._canvas[y, x, 3]) if 0 <= x < width and 0 <= y < height else 0
 
     def mask(self, part: int | None = None) -> np.ndarray:
-        """Return the pixels of which at least half is covered.
-
-        Args:
-            part: Count this part alone; everything drawn by default.
-
-        Returns:
-            Bool array [height, width] of the layer's window.
-        """
+        """Return the pixels of the window of which a part, or all parts, cover half, bool [height, width]."""
         return self._coverage(part) >= SUBPIXELS * SUBPIXELS // 2
 
     def blend_onto(self, image: np.ndarray) -> None:
@@ -203,16 +172,13 @@ class Layer:
 
 
 def smooth_noise(rng: np.random.Generator, size: tuple[int, int], cells: int, amplitude: int) -> np.ndarray:
-    """Return smooth random values in [-``amplitude``, ``amplitude``].
+    """Return smooth random values in [-``amplitude``, ``amplitude``], int32 [height, width].
 
     Args:
-        rng: Source of the values.
+        rng: source of the values.
         size: (width, height) in pixels.
-        cells: Random values on each axis; between them it is interpolated.
-        amplitude: Largest absolute value, 0-127.
-
-    Returns:
-        Int32 array [height, width].
+        cells: random values on each axis; between them it is interpolated.
+        amplitude: 0 to 127.
     """
     grid = rng.integers(0, 256, (cells, cells), np.uint8)
     values = cv2.resize(grid, size, interpolation=cv2.INTER_LINEAR_EXACT).astype(np.int32)
@@ -248,12 +214,7 @@ def random_colour(rng: np.random.Generator, low: int = 20, high: int = 235) -> C
 def textured_background(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
     """Return a wall over a floor, each with its own muted colour, pattern and uneven light.
 
-    Args:
-        rng: Source of everything random.
-        size: (width, height) in pixels.
-
-    Returns:
-        Uint8 array [height, width, 3], RGB.
+    It is RGB, uint8 [height, width, 3], of a ``size`` (width, height).
     """
     width, height = size
     horizon = height * randint(rng, 45, 80) // 100

@@ -96,17 +96,9 @@ class Pose:
 
 
 class Figure:
-    """A figure drawn on a layer of its own.
-
-    Args:
-        pose: place and posture.
-        looks: colours.
-        toward: whether it faces the camera.
-        size: side of the picture in pixels.
+    """A figure drawn on a layer of its own, ``toward`` the camera or away, in a picture of side ``size``.
 
     Attributes:
-        toward: as given.
-        layer: what is drawn.
         mask: its pixels, bool [size, size].
         head_mask: those of its head, bool [size, size].
     """
@@ -132,12 +124,11 @@ class Figure:
     def keypoints(self, in_view: np.ndarray) -> list[int]:
         """Return COCO's keypoints: 17 times x, y (pixels) and visibility.
 
+        Visibility is 2 in view, 1 in the picture but hidden (by something else, by another part of the same
+        figure, or on the far side of the head), 0 outside the picture, where x and y are 0.
+
         Args:
             in_view: bool [size, size], the pixels where this figure is on top.
-
-        Returns:
-            Visibility is 2 in view, 1 in the picture but hidden (by something else, by another part of the
-            same figure, or on the far side of the head), 0 outside the picture, where x and y are 0.
         """
         values: list[int] = []
         for name in COCO_PERSON_KEYPOINT_NAMES:
@@ -179,9 +170,8 @@ class Figure:
             knee = pose.limb(hip, _THIGH * pose.leg_lengths[index] // 100, thigh)
             shin = thigh + sign * pose.knee_angles[index]
             ankle = pose.limb(knee, _SHIN * pose.leg_lengths[index] // 100, shin)
-            for name, point in (("shoulder", shoulder), ("elbow", elbow), ("wrist", wrist)):
-                pairs[name].append(point)
-            for name, point in (("hip", hip), ("knee", knee), ("ankle", ankle)):
+            limbs = {"shoulder": shoulder, "elbow": elbow, "wrist": wrist}
+            for name, point in (limbs | {"hip": hip, "knee": knee, "ankle": ankle}).items():
                 pairs[name].append(point)
             pairs["hand"].append(pose.limb(wrist, _HAND, lower))
             pairs["foot"].append(pose.limb(ankle, _FOOT, shin + sign * 60))
@@ -198,14 +188,15 @@ class Figure:
         return low_x, low_y, (max(xs) + margin) // SUBPIXELS + 1, (max(ys) + margin) // SUBPIXELS + 1
 
     def _draw(self) -> None:
+        behind = self._pose.arms_behind
         for side in self._pose.order:
-            if self._pose.arms_behind[side]:
+            if behind[side]:
                 self._draw_arm(side)
         for side in self._pose.order:
             self._draw_leg(side)
         self._draw_torso()
         for side in self._pose.order:
-            if not self._pose.arms_behind[side]:
+            if not behind[side]:
                 self._draw_arm(side)
         self._draw_head()
 
@@ -216,29 +207,27 @@ class Figure:
         for start, end, radius, colour, part in segments:
             self.layer.capsule(start, end, radius, colour, part)
 
-    def _draw_arm(self, side: int) -> None:
-        joints, radius, looks = self._joints, self._pose.radius, self._looks
-        shoulder, elbow, wrist, hand = (joints[name][side] for name in ("shoulder", "elbow", "wrist", "hand"))
-        sleeve = looks.shirt if looks.long_sleeves else looks.skin
+    def _draw_chain(self, joints: Sequence[str], side: int, *parts: tuple[int, Colour, int]) -> None:
+        """Draw parts (radius, colour, number) from the last joint up."""
+        points = [self._joints[name][side] for name in joints]
         self._draw_limb(
             [
-                (wrist, hand, radius(30), looks.skin, _PART_HAND + side),
-                (elbow, wrist, radius(26), sleeve, _PART_ARM_FORE + side),
-                (shoulder, elbow, radius(32), looks.shirt, _PART_ARM_UPPER + side),
+                (start, end, self._pose.radius(radius), colour, part + side)
+                for (end, start), (radius, colour, part) in zip(pairwise(points), parts, strict=True)
             ]
         )
 
+    def _draw_arm(self, side: int) -> None:
+        looks, joints = self._looks, ("hand", "wrist", "elbow", "shoulder")
+        fore = (26, looks.shirt if looks.long_sleeves else looks.skin, _PART_ARM_FORE)
+        upper = (32, looks.shirt, _PART_ARM_UPPER)
+        self._draw_chain(joints, side, (30, looks.skin, _PART_HAND), fore, upper)
+
     def _draw_leg(self, side: int) -> None:
-        joints, radius, looks = self._joints, self._pose.radius, self._looks
-        hip, knee, ankle, foot = (joints[name][side] for name in ("hip", "knee", "ankle", "foot"))
-        lower = looks.trousers if looks.long_trousers else looks.skin
-        self._draw_limb(
-            [
-                (ankle, foot, radius(27), looks.shoes, _PART_FOOT + side),
-                (knee, ankle, radius(33), lower, _PART_SHIN + side),
-                (hip, knee, radius(42), looks.trousers, _PART_THIGH + side),
-            ]
-        )
+        looks, joints = self._looks, ("foot", "ankle", "knee", "hip")
+        shin = (33, looks.trousers if looks.long_trousers else looks.skin, _PART_SHIN)
+        thigh = (42, looks.trousers, _PART_THIGH)
+        self._draw_chain(joints, side, (27, looks.shoes, _PART_FOOT), shin, thigh)
 
     def _draw_torso(self) -> None:
         joints, pose, looks = self._joints, self._pose, self._looks

@@ -15,14 +15,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from detectron2.data.datasets.builtin_meta import COCO_PERSON_KEYPOINT_NAMES, KEYPOINT_CONNECTION_RULES
 
 from nonlocal_det.detection.annotations.coco_writer import mask_box, mask_to_polygons
-from nonlocal_det.detection.synthetic.command import Scene, scene_command, write_scenes
+from nonlocal_det.detection.synthetic.command import Scene, SceneSet
 from nonlocal_det.detection.synthetic.figure import MIN_LIMB_RADIUS, Figure, Looks, Pose
 from nonlocal_det.media.canvas import (
     SUBPIXELS,
@@ -40,12 +39,6 @@ from nonlocal_det.media.canvas import (
     shade,
     textured_background,
 )
-
-MIN_SIZE = 128
-"""Smallest side of a picture in pixels: figures whose parts can be told apart need this room."""
-
-MAX_SIZE = 2048
-"""Largest side of a picture in pixels: it is drawn 4 times as large, in about 1 GB of memory."""
 
 MAX_FIGURES = 5
 _MIN_HEIGHT = 60  # pixels; limbs of smaller figures would be too thin to see
@@ -160,24 +153,20 @@ def _owners(figures: Sequence[Figure], covers: Sequence[Layer], size: int) -> np
 
 
 def _all_recognisable(figures: Sequence[Figure], owner: np.ndarray) -> bool:
-    """Whether enough of every figure is in view, and nearly all of its head.
-
-    It looks at shapes alone, which do not depend on the way that a figure faces.
-    """
-    for index, figure in enumerate(figures):
-        in_view = owner == index
-        whole = int(figure.mask.sum())
-        head = int((figure.head_mask & in_view).sum())
-        if 10 * head < 9 * figure.head_area or 100 * int(in_view.sum()) < 45 * whole:
-            return False
-    return True
+    """Whether enough of every figure is in view, and nearly all of its head."""
+    # It looks at shapes alone, which do not depend on the way that a figure faces.
+    return all(
+        10 * (figure.head_mask & (owner == index)).sum() >= 9 * figure.head_area
+        and 100 * (owner == index).sum() >= 45 * figure.mask.sum()
+        for index, figure in enumerate(figures)
+    )
 
 
 def draw_people(size: int, rng: np.random.Generator, facing_rng: np.random.Generator) -> Scene:
     """Draw one scene.
 
     Args:
-        size: side of the picture in pixels, :data:`MIN_SIZE` to :data:`MAX_SIZE`.
+        size: side of the picture in pixels.
         rng: source of everything but the way that the figures face.
         facing_rng: source of the way that they face.
 
@@ -236,52 +225,31 @@ def _annotation(figure: Figure, in_view: np.ndarray) -> dict[str, Any]:
     }
 
 
-def write_people(directory: Path, *, count: int, size: int, seed: int, label: str = "people") -> None:
-    """Write scenes as a COCO-format data set: ``annotations.json`` and ``images/*.png``.
-
-    Picture i depends on ``seed``, ``size`` and i alone, so a smaller set is the beginning of a larger one. A
-    progress bar goes to stderr.
-
-    Args:
-        directory: where to write.
-        count: number of pictures, at least 1.
-        size: side of the pictures in pixels, :data:`MIN_SIZE` to :data:`MAX_SIZE`.
-        seed: not negative.
-        label: what the progress bar calls the set.
-
-    Raises:
-        ValueError: a number is out of range.
-        OSError: something could not be written.
-    """
-
-    def draw(index: int) -> Scene:
-        return draw_people(size, make_rng(seed, index, 0), make_rng(seed, index, 1))
-
-    names = list(COCO_PERSON_KEYPOINT_NAMES)
-    person = {
-        "id": 1,
-        "name": "person",
-        "supercategory": "person",
-        "keypoints": names,
-        "skeleton": [[names.index(a) + 1, names.index(b) + 1] for a, b, _ in KEYPOINT_CONNECTION_RULES],
-    }
-    description = "Drawn figures whose head alone tells left from right"
-    numbers = {"count": count, "size": size, "seed": seed, "sizes": (MIN_SIZE, MAX_SIZE)}
-    write_scenes(directory, draw, [person], description, **numbers, label=label)
+def _draw(size: int, seed: int, index: int) -> Scene:
+    return draw_people(size, make_rng(seed, index, 0), make_rng(seed, index, 1))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write a set of scenes to a folder, as the command line says; return the exit code."""
-    return scene_command(
-        write_people,
-        argv,
-        prog="python -m nonlocal_det.detection.synthetic.people",
-        description="Draw scenes of figures and write them as a COCO-format data set: DIR/annotations.json "
-        "(boxes, polygons, 17 keypoints) and DIR/images/*.png. The same numbers give the same pictures.",
-        size=256,
-        sizes=(MIN_SIZE, MAX_SIZE),
-    )
-
+_NAMES = list(COCO_PERSON_KEYPOINT_NAMES)
+PEOPLE = SceneSet(
+    module="nonlocal_det.detection.synthetic.people",
+    draw=_draw,
+    categories=[
+        {
+            "id": 1,
+            "name": "person",
+            "supercategory": "person",
+            "keypoints": _NAMES,
+            "skeleton": [[_NAMES.index(a) + 1, _NAMES.index(b) + 1] for a, b, _ in KEYPOINT_CONNECTION_RULES],
+        }
+    ],
+    description="Drawn figures whose head alone tells left from right",
+    help="Draw scenes of figures and write them as a COCO-format data set: DIR/annotations.json "
+    "(boxes, polygons, 17 keypoints) and DIR/images/*.png. The same numbers give the same pictures.",
+    size=256,
+    # Figures whose parts can be told apart need 128 pixels. 2048 are drawn 4 times as large, in about 1 GB.
+    sizes=(128, 2048),
+)
+write_people, main = PEOPLE.write, PEOPLE.main
 
 if __name__ == "__main__":
     sys.exit(main())

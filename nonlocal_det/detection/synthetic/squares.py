@@ -14,15 +14,13 @@ Write a set of your own with
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from math import isqrt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nonlocal_det.detection.synthetic import CONTEXT_CLASSES
-from nonlocal_det.detection.synthetic.command import Scene, scene_command, write_scenes
+from nonlocal_det.detection.synthetic.command import Scene, SceneSet
 from nonlocal_det.media.canvas import (
     SUBPIXELS,
     Colour,
@@ -34,12 +32,6 @@ from nonlocal_det.media.canvas import (
     shade,
     textured_background,
 )
-
-MIN_SIZE = 64
-"""Smallest side of a picture in pixels: the smallest square is then 6 pixels wide."""
-
-MAX_SIZE = 2048
-"""Largest side of a picture in pixels."""
 
 MAX_SQUARES = 3
 _COLOURS: tuple[Colour, Colour] = ((205, 60, 55), (55, 80, 205))
@@ -54,7 +46,7 @@ def draw_context(size: int, rng: np.random.Generator, label: int) -> Scene:
     """Draw one scene.
 
     Args:
-        size: side of the picture in pixels, :data:`MIN_SIZE` to :data:`MAX_SIZE`.
+        size: side of the picture in pixels.
         rng: source of everything but the class.
         label: 0 or 1, the class of all squares: index into :data:`CONTEXT_CLASSES`.
 
@@ -130,48 +122,24 @@ def _annotation(box: tuple[int, int, int], disc: tuple[int, int, int], label: in
     }
 
 
-def write_context(directory: Path, *, count: int, size: int, seed: int, label: str = "context") -> None:
-    """Write scenes as a COCO-format data set: ``annotations.json`` and ``images/*.png``.
-
-    Picture i depends on ``seed``, ``size`` and i alone, so a smaller set is the beginning of a larger one. Of
-    pictures 2k and 2k + 1 one is of each class, so the two are equally frequent. A progress bar goes to
-    stderr.
-
-    Args:
-        directory: where to write.
-        count: number of pictures, at least 1.
-        size: side of the pictures in pixels, :data:`MIN_SIZE` to :data:`MAX_SIZE`.
-        seed: not negative.
-        label: what the progress bar calls the set.
-
-    Raises:
-        ValueError: a number is out of range.
-        OSError: something could not be written.
-    """
-
-    def draw(index: int) -> Scene:
-        first = chance(make_rng(seed, index // 2, 1), 50)
-        return draw_context(size, make_rng(seed, index, 0), int(first) ^ (index % 2))
-
-    categories = [{"id": number, "name": name} for number, name in enumerate(CONTEXT_CLASSES, start=1)]
-    description = "Grey squares whose class is the colour of a disc"
-    numbers = {"count": count, "size": size, "seed": seed, "sizes": (MIN_SIZE, MAX_SIZE)}
-    write_scenes(directory, draw, categories, description, **numbers, label=label)
+def _draw(size: int, seed: int, index: int) -> Scene:
+    # Of pictures 2k and 2k + 1 one is of each class, so the two are equally frequent.
+    first = chance(make_rng(seed, index // 2, 1), 50)
+    return draw_context(size, make_rng(seed, index, 0), int(first) ^ (index % 2))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write a set of scenes to a folder, as the command line says; return the exit code."""
-    return scene_command(
-        write_context,
-        argv,
-        prog="python -m nonlocal_det.detection.synthetic.squares",
-        description="Draw scenes of grey squares whose class is the colour of a disc elsewhere, and write "
-        "them as a COCO-format data set: DIR/annotations.json (boxes, polygons, the distance to the disc) "
-        "and DIR/images/*.png. The same numbers give the same pictures.",
-        size=_REFERENCE,
-        sizes=(MIN_SIZE, MAX_SIZE),
-    )
-
+CONTEXT = SceneSet(
+    module="nonlocal_det.detection.synthetic.squares",
+    draw=_draw,
+    categories=[{"id": number, "name": name} for number, name in enumerate(CONTEXT_CLASSES, start=1)],
+    description="Grey squares whose class is the colour of a disc",
+    help="Draw scenes of grey squares whose class is the colour of a disc elsewhere, and write "
+    "them as a COCO-format data set: DIR/annotations.json (boxes, polygons, the distance to the disc) "
+    "and DIR/images/*.png. The same numbers give the same pictures.",
+    size=_REFERENCE,
+    sizes=(64, 2048),  # the smallest square is then 6 pixels wide
+)
+write_context, main = CONTEXT.write, CONTEXT.main
 
 if __name__ == "__main__":
     sys.exit(main())
