@@ -20,11 +20,7 @@ from torch.utils.data import DataLoader
 from nonlocal_det.config.messages import config_error
 from nonlocal_det.data.loader import TrainLoader, named_reason
 from nonlocal_det.data.order import EpochOrder
-from nonlocal_det.detection.annotations.documents import (
-    lend_document,
-    release_documents,
-    take_document,
-)
+from nonlocal_det.detection.annotations.documents import lend_document, release_documents, take_document
 from nonlocal_det.detection.mapper import PictureMapper
 from nonlocal_det.media.folders import outside
 from nonlocal_det.upstream import annotation_files_from

@@ -19,29 +19,18 @@ DECODED_PICTURES = 200
 
 @dataclass
 class CheckedFile:
-    """A file to check, and what is wanted of it.
-
-    Attributes:
-        file: the file.
-        masks: whether the model has masks.
-        keypoints: whether it has keypoints.
-        training: whether it is to be trained on the file; a file to test on may have no annotation.
-        folder: the image folder; None leaves out what needs the pictures.
-        sample: open this many pictures, evenly spaced; None opens all.
-        other: a file that must have the same classes.
-        allow_outside: whether pictures may lie outside the image folder.
-        max_bad_fraction: how many of the pictures may be of no use, 0 to 1, as training takes others in their
-            places; None where each is needed.
-    """
+    """A file to check, and what is wanted of it."""
 
     file: CocoFile
-    masks: bool = False
-    keypoints: bool = False
-    training: bool = True
-    folder: str | os.PathLike[str] | None = None
-    sample: int | None = None
-    other: CocoFile | None = None
-    allow_outside: bool = False
+    masks: bool = False  # whether the model has masks
+    keypoints: bool = False  # whether it has keypoints
+    training: bool = True  # a file to test on may have no annotation
+    folder: str | os.PathLike[str] | None = None  # of the images; None leaves out what needs the pictures
+    sample: int | None = None  # open this many pictures, evenly spaced; None opens all
+    other: CocoFile | None = None  # a file that must have the same classes
+    allow_outside: bool = False  # whether pictures may lie outside the image folder
+    # How many of the pictures may be of no use, 0 to 1, as training takes others in their places; None where
+    # each is needed.
     max_bad_fraction: float | None = None
 
     @cached_property

@@ -20,18 +20,12 @@ from nonlocal_det.errors import DatasetError
 class Mask(NamedTuple):
     """What the checks need to know of one "segmentation", without its coordinates."""
 
-    #: "absent", "empty", "polygon", "rle" (compressed), "counts" (uncompressed RLE) or "broken".
-    kind: str
-    #: Number of polygons of fewer than 3 points or with an odd number of coordinates.
-    short: int = 0
-    #: Number of polygons.
-    parts: int = 0
-    #: Smallest coordinate of the polygons; 0 for other kinds.
-    low: float = 0.0
-    #: Height and width of an RLE.
-    size: tuple[int, int] | None = None
-    #: What is wrong with a broken one.
-    why: str = ""
+    kind: str  # "absent", "empty", "polygon", "rle" (compressed), "counts" (uncompressed RLE) or "broken"
+    short: int = 0  # number of polygons of fewer than 3 points or with an odd number of coordinates
+    parts: int = 0  # number of polygons
+    low: float = 0.0  # smallest coordinate of the polygons; 0 for other kinds
+    size: tuple[int, int] | None = None  # height and width of an RLE
+    why: str = ""  # what is wrong with a broken one
 
     @property
     def usable(self) -> bool:
@@ -42,12 +36,9 @@ class Mask(NamedTuple):
 class Keypoints(NamedTuple):
     """What the checks need to know of one annotation's "keypoints", without its coordinates."""
 
-    #: Length of the list x, y, v, x, y, v, ...; -1 where it is not a list of finite numbers.
-    length: int
-    #: Number of keypoints with v > 0.
-    labelled: int = 0
-    #: Smallest coordinate of those.
-    low: float = 0.0
+    length: int  # of the list x, y, v, x, y, v, ...; -1 where it is not a list of finite numbers
+    labelled: int = 0  # number of keypoints with v > 0
+    low: float = 0.0  # smallest coordinate of those, if it is negative
 
 
 class Annotation(NamedTuple):
@@ -65,21 +56,17 @@ class Annotation(NamedTuple):
     keypoints: Keypoints | None
 
 
+_AS_THEY_STAND = Annotation._fields[:-2]
+
+
 @dataclass
 class CocoFile:
-    """An annotation file, without the coordinates of masks and keypoints.
-
-    Attributes:
-        path: where it was read from.
-        images: the entries of "images" as they stand in the file.
-        annotations: those of "annotations"; empty where the file has no such key.
-        categories: those of "categories".
-    """
+    """An annotation file, without the coordinates of masks and keypoints."""
 
     path: Path
-    images: list[dict[str, Any]]
-    annotations: list[Annotation]
-    categories: list[dict[str, Any]]
+    images: list[dict[str, Any]]  # as they stand in the file
+    annotations: list[Annotation]  # empty where the file has no such key
+    categories: list[dict[str, Any]]  # as they stand in the file
 
 
 def read_coco(path: str | os.PathLike[str]) -> CocoFile:
@@ -87,9 +74,6 @@ def read_coco(path: str | os.PathLike[str]) -> CocoFile:
 
     Masks are reduced to a few numbers while the file is read: large files take a third of the memory of
     ``json.load``. The sections are lists of objects; nothing is known yet of what those hold.
-
-    Args:
-        path: a JSON file.
 
     Raises:
         DatasetError: the file cannot be read, is not JSON, or is not made like a COCO file.
@@ -100,21 +84,13 @@ def read_coco(path: str | os.PathLike[str]) -> CocoFile:
 
 
 def reduce_document(document: dict[str, Any], path: str | os.PathLike[str]) -> CocoFile:
-    """Return what the checks need of an annotation file's content.
-
-    Args:
-        document: from :func:`read_document`.
-        path: where it was read from.
-    """
+    """Return what the checks need of an annotation file's content, which was read from ``path``."""
     annotations = [_annotation(entry) for entry in document.get("annotations", ())]
     return CocoFile(Path(path), document["images"], annotations, document["categories"])
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read an annotation file whole: an object with lists of objects, as :func:`read_coco` has them.
-
-    Args:
-        path: a JSON file.
 
     Raises:
         DatasetError: as :func:`read_coco`.
@@ -225,23 +201,11 @@ def _annotation(entry: dict[str, Any] | Annotation) -> Annotation:
     if isinstance(entry, Annotation):
         return entry
     get = entry.get
-    return Annotation(
-        get("id"),
-        get("image_id"),
-        get("category_id"),
-        get("bbox"),
-        get("area"),
-        get("iscrowd"),
-        get("ignore"),
-        get("num_keypoints"),
-        describe_mask(get("segmentation")),
-        _describe_keypoints(get("keypoints")),
-    )
+    mask, keypoints = describe_mask(get("segmentation")), _describe_keypoints(get("keypoints"))
+    return Annotation(*map(get, _AS_THEY_STAND), mask, keypoints)
 
 
-def _read_json(
-    path: str | os.PathLike[str], object_hook: Callable[[dict[str, Any]], Any] | None = None
-) -> Any:
+def _read_json(path: str | os.PathLike[str], object_hook: Callable[..., Any] | None = None) -> Any:
     name = os.fspath(path)
     try:
         text = Path(name).read_text(encoding="utf-8-sig")

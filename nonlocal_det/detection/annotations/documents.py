@@ -44,13 +44,10 @@ def keep_file(path: str | os.PathLike[str]) -> CocoFile:
 
 
 def lend_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return an annotation file's content, which is kept.
+    """Return an annotation file's content, which is kept; errors are those of :func:`keep_file`.
 
     It is a copy as far as Detectron2, pycocotools and :func:`fixes.mend` change it: keys of entries, and the
     numbers of keypoints.
-
-    Raises:
-        DatasetError: as :func:`keep_file`.
     """
     keep_file(path)
     copied = dict(_kept[os.fspath(path)].document)
@@ -63,11 +60,7 @@ def lend_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def take_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return an annotation file's content, which is kept no longer and may be changed.
-
-    Raises:
-        DatasetError: as :func:`keep_file`.
-    """
+    """Return an annotation file's content, which may be changed; errors are those of :func:`keep_file`."""
     kept = _kept.pop(os.fspath(path), None)
     return kept.document if kept is not None and kept.state == file_state(path) else read_document(path)
 

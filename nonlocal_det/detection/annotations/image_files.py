@@ -18,34 +18,22 @@ _ORIENTATION = 0x0112  # of EXIF; 5 to 8 turn the picture by a quarter
 
 @dataclass(frozen=True)
 class Picture:
-    """One image of an annotation file, as it is on disk.
+    """One image of an annotation file, as it is on disk."""
 
-    Attributes:
-        image: its entry in the file.
-        problem: why it cannot be read; None for a sound picture.
-        size: width and height as a person, and Detectron2, sees it; None where it cannot be read.
-        turned: whether its EXIF orientation exchanges width and height.
-    """
-
-    image: dict[str, Any]
-    problem: str | None = None
-    size: tuple[int, int] | None = None
-    turned: bool = False
+    image: dict[str, Any]  # its entry in the file
+    problem: str | None = None  # why it cannot be read
+    size: tuple[int, int] | None = (
+        None  # width and height as a person, and Detectron2, sees it, if it is read
+    )
+    turned: bool = False  # whether its EXIF orientation exchanges width and height
 
 
 def missing_pictures(
     images: Sequence[dict[str, Any]], folder: str | os.PathLike[str]
 ) -> list[dict[str, Any]]:
-    """Return the images whose picture is not there.
+    """Return the images, entries with a "file_name" that starts at ``folder``, whose picture is not there."""
 
-    Each folder is listed once, which is fast on network drives too.
-
-    Args:
-        images: entries with a "file_name".
-        folder: where file names start.
-    """
-
-    @cache
+    @cache  # each folder is listed once, which is fast on network drives too
     def names(parent: str) -> set[str]:
         try:
             return set(os.listdir(parent))
@@ -63,11 +51,11 @@ def look_at(
     sample: int | None = None,
     decode: int = 0,
 ) -> list[Picture]:
-    """Open pictures.
+    """Open the pictures of images that have one.
 
     Args:
-        images: entries with a "file_name"; those without a picture are passed over.
-        folder: where file names start.
+        images: entries with a "file_name", which starts at ``folder``.
+        folder: where the pictures are.
         sample: open this many, evenly spaced; None opens all.
         decode: read this many to their end, evenly spaced: a picture cut short has a sound header.
     """

@@ -14,7 +14,19 @@ from nonlocal_det.detection.annotations.coco_file import CocoFile, is_id
 _COCO_IDS = [category["id"] for category in COCO_CATEGORIES if category["isthing"]]
 
 
-def _category_ids(checked: CheckedFile) -> Found:
+no_categories = error(
+    "no category",
+    "stops with a ValueError when it loads the file",
+    "list the classes under categories",
+)(lambda checked: [] if checked.file.categories else ["categories is empty"])
+
+
+@warning(
+    "category ids are not 1, 2, 3, ...",
+    "numbers the classes by the order of the ids",
+    "number the categories from 1",
+)
+def category_ids(checked: CheckedFile) -> Found:
     ids = sorted({int(c["id"]) for c in checked.file.categories if is_id(c.get("id"))})
     if ids in (list(range(1, len(ids) + 1)), _COCO_IDS):
         return Found([])
@@ -23,7 +35,12 @@ def _category_ids(checked: CheckedFile) -> Found:
     return Found(wrong, "category ids start at 0" if starts else None)
 
 
-def _unused_category(checked: CheckedFile) -> Found:
+@warning(
+    "category without any annotation",
+    "learns a class that never comes, whose AP is NaN",
+    "take it out of all files of the data set, if it is not meant to be a class",
+)
+def unused_category(checked: CheckedFile) -> Found:
     if not checked.file.annotations:
         return Found([])
     used = {a.category_id for a in checked.file.annotations if is_id(a.category_id)}
@@ -38,7 +55,12 @@ def _named(category: dict[str, Any]) -> str:
     return f"{label('category', category.get('id'))} {short(category.get('name'))}"
 
 
-def _one_keypoint_categories(checked: CheckedFile) -> list[str]:
+@error(
+    "every category is one keypoint",
+    "takes every kind of keypoint for a class of objects",
+    "make one category of the object, with the list of keypoints; in CVAT, draw skeletons",
+)
+def one_keypoint_categories(checked: CheckedFile) -> list[str]:
     lists = [category.get("keypoints") for category in checked.file.categories]
     if len(lists) < 2 or not all(isinstance(names, list) and len(names) <= 1 for names in lists):
         return []
@@ -48,7 +70,12 @@ def _one_keypoint_categories(checked: CheckedFile) -> list[str]:
     return list(map(_named, checked.file.categories))
 
 
-def _classes_differ(checked: CheckedFile) -> list[str]:
+@error(
+    "classes differ from those of the other file",
+    "numbers them by their order in each file, so that it scores one class against another",
+    "give both files the same categories in the same order",
+)
+def classes_differ(checked: CheckedFile) -> list[str]:
     if checked.other is None:
         return []
     ours, theirs = _class_names(checked.file), _class_names(checked.other)
@@ -66,7 +93,12 @@ def _class_names(file: CocoFile) -> list[Any]:
     return [category.get("name") for category in sorted(usable, key=lambda category: category["id"])]
 
 
-def _keypoints_differ(checked: CheckedFile) -> list[str]:
+@error(
+    "keypoints differ from those of the other file",
+    "numbers them by their order in each file, so that it scores one keypoint against another",
+    "give both files the same keypoints in the same order",
+)
+def keypoints_differ(checked: CheckedFile) -> list[str]:
     if checked.other is None or not checked.keypoints:
         return []
     ours, theirs = _keypoint_names(checked.file), _keypoint_names(checked.other)
@@ -76,43 +108,3 @@ def _keypoints_differ(checked: CheckedFile) -> list[str]:
 def _keypoint_names(file: CocoFile) -> list[list[Any]]:
     lists = [category.get("keypoints") for category in file.categories]
     return [names for names in lists if isinstance(names, list) and names]
-
-
-CHECKS = {
-    "no_categories": error(
-        "no category",
-        "stops with a ValueError when it loads the file",
-        "list the classes under categories",
-        lambda checked: [] if checked.file.categories else ["categories is empty"],
-    ),
-    "category_ids": warning(
-        "category ids are not 1, 2, 3, ...",
-        "numbers the classes by the order of the ids",
-        "number the categories from 1",
-        _category_ids,
-    ),
-    "unused_category": warning(
-        "category without any annotation",
-        "learns a class that never comes, whose AP is NaN",
-        "take it out of all files of the data set, if it is not meant to be a class",
-        _unused_category,
-    ),
-    "one_keypoint_categories": error(
-        "every category is one keypoint",
-        "takes every kind of keypoint for a class of objects",
-        "make one category of the object, with the list of keypoints; in CVAT, draw skeletons",
-        _one_keypoint_categories,
-    ),
-    "classes_differ": error(
-        "classes differ from those of the other file",
-        "numbers them by their order in each file, so that it scores one class against another",
-        "give both files the same categories in the same order",
-        _classes_differ,
-    ),
-    "keypoints_differ": error(
-        "keypoints differ from those of the other file",
-        "numbers them by their order in each file, so that it scores one keypoint against another",
-        "give both files the same keypoints in the same order",
-        _keypoints_differ,
-    ),
-}

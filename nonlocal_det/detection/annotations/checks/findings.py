@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nonlocal_det.detection.annotations.checked_file import CheckedFile
-from nonlocal_det.detection.annotations.checks import (
-    boxes,
-    categories,
-    fields,
-    keypoints,
-    masks,
-    pictures,
-    references,
-)
-from nonlocal_det.detection.annotations.checks.table import ERROR, Found
+from nonlocal_det.detection.annotations.checks import categories, fields, objects, pictures
+from nonlocal_det.detection.annotations.checks.table import ERROR, Check, Found
 from nonlocal_det.detection.annotations.fixes import MENDABLE
 
 __all__ = ["Finding", "check_file"]
@@ -22,33 +14,26 @@ __all__ = ["Finding", "check_file"]
 #: How many entries at fault are named.
 EXAMPLES = 3
 
-_TABLES = (fields, references, categories, boxes, masks, keypoints, pictures)
-_CHECKS = {kind: check for table in _TABLES for kind, check in table.CHECKS.items()}
+_CHECKS = {
+    kind: check
+    for module in (fields, categories, objects, pictures)
+    for kind, check in vars(module).items()
+    if isinstance(check, Check)
+}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of fault in a file; as text it is one line.
-
-    Attributes:
-        kind: its short name.
-        severity: "error" stops training, "warning" does not.
-        count: number of entries at fault.
-        examples: up to three of them, such as "annotation 5".
-        what: the fault.
-        detectron2: what Detectron2 would do.
-        fix: how to mend it.
-        mended: whether it is mended in memory, and in the file that ``check_dataset --write-fixed`` writes.
-    """
+    """One kind of fault in a file; as text it is one line."""
 
     kind: str
-    severity: str
-    count: int
-    examples: tuple[str, ...]
-    what: str
-    detectron2: str
+    severity: str  # "error" stops training, "warning" does not
+    count: int  # of the entries at fault
+    examples: tuple[str, ...]  # up to three of them, such as "annotation 5"
+    what: str  # the fault
+    detectron2: str  # what Detectron2 would do
     fix: str
-    mended: bool
+    mended: bool  # in memory, and in the file that ``check_dataset --write-fixed`` writes
 
     def __str__(self) -> str:
         more = ", ..." if self.count > len(self.examples) else ""
@@ -60,14 +45,7 @@ class Finding:
 
 
 def check_file(checked: CheckedFile) -> list[Finding]:
-    """Check a file.
-
-    Args:
-        checked: the file, and what is wanted of it.
-
-    Returns:
-        What was found, errors first; empty for a clean file.
-    """
+    """Return what is wrong with a file, errors first; nothing for a clean file."""
     findings = []
     for kind, check in _CHECKS.items():
         found = check.find(checked)

@@ -15,7 +15,20 @@ def _named(image: dict[str, Any]) -> str:
     return f"{label('image', image.get('id'))} {image['file_name']}"
 
 
-def _missing_picture(checked: CheckedFile) -> Found:
+outside_picture = error(
+    "file_name that leads out of the image folder",
+    "reads whatever file it names",
+    "put the picture into the folder and correct file_name; or allow it by "
+    "DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT True (check_dataset: --allow-outside)",
+)(lambda checked: list(map(_named, checked.outside_images)))
+
+
+@error(
+    "image whose picture is not there",
+    "stops with a FileNotFoundError when it comes to the image",
+    "correct file_name, which is the path from the image folder, or the folder",
+)
+def missing_picture(checked: CheckedFile) -> Found:
     if checked.folder is None:
         return Found([])
     missing = missing_pictures(checked.named_images, checked.folder)
@@ -23,7 +36,12 @@ def _missing_picture(checked: CheckedFile) -> Found:
     return _bad_pictures(checked, what, list(map(_named, missing)), len(checked.named_images))
 
 
-def _unreadable_picture(checked: CheckedFile) -> Found:
+@error(
+    "picture that cannot be read",
+    "stops with an error when it comes to the image",
+    "replace the picture, or take the image out of the file",
+)
+def unreadable_picture(checked: CheckedFile) -> Found:
     bad = [f"{_named(p.image)}: {p.problem}" for p in checked.pictures if p.problem is not None]
     return _bad_pictures(checked, "picture that cannot be read", bad, len(checked.pictures))
 
@@ -42,7 +60,12 @@ def _bad_pictures(checked: CheckedFile, what: str, found: Sequence[str], looked_
     )
 
 
-def _picture_size(checked: CheckedFile) -> Found:
+@error(
+    "picture of another size than the file says",
+    "stops with a SizeMismatchError when it comes to the image",
+    "write the size of the picture, and check that the annotations fit to it",
+)
+def picture_size(checked: CheckedFile) -> Found:
     wrong = [p for p in checked.pictures if p.size is not None and _says_otherwise(p)]
     turned = [p for p in wrong if p.turned and p.size == (p.image["height"], p.image["width"])]
     fix = "annotate the picture upright, as its EXIF orientation turns it, or take the orientation out of it"
@@ -58,32 +81,3 @@ def _picture_size(checked: CheckedFile) -> Found:
 
 def _says_otherwise(picture: Picture) -> bool:
     return has_size(picture.image) and picture.size != (picture.image["width"], picture.image["height"])
-
-
-CHECKS = {
-    "outside_picture": error(
-        "file_name that leads out of the image folder",
-        "reads whatever file it names",
-        "put the picture into the folder and correct file_name; or allow it by "
-        "DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT True (check_dataset: --allow-outside)",
-        lambda checked: list(map(_named, checked.outside_images)),
-    ),
-    "missing_picture": error(
-        "image whose picture is not there",
-        "stops with a FileNotFoundError when it comes to the image",
-        "correct file_name, which is the path from the image folder, or the folder",
-        _missing_picture,
-    ),
-    "unreadable_picture": error(
-        "picture that cannot be read",
-        "stops with an error when it comes to the image",
-        "replace the picture, or take the image out of the file",
-        _unreadable_picture,
-    ),
-    "picture_size": error(
-        "picture of another size than the file says",
-        "stops with a SizeMismatchError when it comes to the image",
-        "write the size of the picture, and check that the annotations fit to it",
-        _picture_size,
-    ),
-}

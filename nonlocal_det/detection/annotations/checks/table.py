@@ -1,4 +1,7 @@
-"""What the tables of checks are made of: for each kind of fault its words, and how its entries are found."""
+"""What checks are made of: for each kind of fault its words, and how its entries are found.
+
+A check's kind is its name in its module.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ ERROR, WARNING = "error", "warning"
 
 
 class Found(NamedTuple):
-    """The entries at fault, where the words of the table are not enough."""
+    """The entries at fault, where the words of the check are not enough."""
 
     entries: Sequence[str]
     what: str | None = None
@@ -35,8 +38,12 @@ class Check(NamedTuple):
     find: Finder
 
 
-error = partial(Check, ERROR)
-warning = partial(Check, WARNING)
+def _check(severity: str, what: str, detectron2: str, fix: str) -> Callable[[Finder], Check]:
+    return lambda find: Check(severity, what, detectron2, fix, find)
+
+
+#: Given words, they make a check of a finder.
+error, warning = partial(_check, ERROR), partial(_check, WARNING)
 
 
 def annotations(wrong: Callable[[Annotation], Any]) -> Finder:
@@ -47,6 +54,18 @@ def annotations(wrong: Callable[[Annotation], Any]) -> Finder:
 def wrong_annotations(checked: CheckedFile, wrong: Callable[[Annotation], Any]) -> list[str]:
     """Name the annotations that are wrong."""
     return where("annotation", checked.file.annotations, wrong)
+
+
+def not_all(checked: CheckedFile, wrong: Callable[[Annotation], Any]) -> list[str]:
+    """Name the annotations that are wrong, unless all are."""
+    found = wrong_annotations(checked, wrong)
+    return found if len(found) < len(checked.file.annotations) else []
+
+
+def none_right(checked: CheckedFile, right: Callable[[Annotation], Any]) -> Found:
+    """Name all annotations where none is right: an error in training, a missing score in a test."""
+    every = [] if any(map(right, checked.file.annotations)) else wrong_annotations(checked, lambda _: True)
+    return Found(every, severity=ERROR if checked.training else WARNING)
 
 
 def where(unit: str, entries: Iterable[Any], wrong: Callable[[Any], Any]) -> list[str]:
@@ -62,11 +81,6 @@ def where(unit: str, entries: Iterable[Any], wrong: Callable[[Any], Any]) -> lis
 def label(unit: str, number: Any) -> str:
     """Name an entry by its id."""
     return f"{unit} {short(number)}"
-
-
-def needed_for_training(checked: CheckedFile) -> Found:
-    """Name all annotations: an error in a file to train on, a missing score in one to test on."""
-    return Found(wrong_annotations(checked, lambda _: True), severity=ERROR if checked.training else WARNING)
 
 
 def not_crowd(annotation: Annotation) -> bool:
