@@ -21,7 +21,7 @@ from nonlocal_det.checkpoint.reading import read_checkpoint
 from nonlocal_det.errors import CheckpointError, one_line
 from nonlocal_det.files import hash_file, write_whole
 
-__all__ = ["NonLocalCheckpointer", "compile_allow_missing", "find_weights"]
+__all__ = ["NonLocalCheckpointer", "compile_pattern", "find_weights"]
 
 
 class NonLocalCheckpointer(DetectionCheckpointer):
@@ -71,7 +71,7 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         self._intact = ""  # the file whose hash was compared last
         self.report: LoadReport | None = None
         self.fresh_blocks = inserted_blocks(self.model)
-        self._allow_missing = compile_allow_missing(allow_missing)
+        self._allow_missing = compile_pattern(allow_missing)
         self._path = ""
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
@@ -246,20 +246,18 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         self.fresh_blocks = self.report.fresh_blocks
 
 
-def compile_allow_missing(pattern: str) -> re.Pattern[str] | None:
-    """Compile the argument of ``--allow-missing``; "" is None.
+def compile_pattern(pattern: str, flag: str = "--allow-missing") -> re.Pattern[str] | None:
+    """Compile what a flag says of tensors' names; "" is None.
 
     Raises:
         CheckpointError: it is not a regular expression.
     """
-    if not pattern:
-        return None
     try:
-        return re.compile(pattern)
+        return re.compile(pattern) if pattern else None
     except re.error as error:
         raise CheckpointError(
-            f"--allow-missing {pattern!r}: not a regular expression ({error}); "
-            r"write one such as 'keypoint_head\.' that is found in the names to allow"
+            f"{flag} {pattern!r}: not a regular expression ({error}); "
+            r"write one such as 'keypoint_head\.' that is found in the names"
         ) from None
 
 

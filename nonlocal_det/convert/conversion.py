@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nonlocal_det import get_config
-from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
+from nonlocal_det.checkpoint.checkpointer import compile_pattern
 from nonlocal_det.config.loading import find_config
 from nonlocal_det.config.messages import get_value
 from nonlocal_det.convert.conversion_report import ConversionReport
@@ -78,8 +77,7 @@ def convert_checkpoint(
     asked = Options(**options)
     path, out, config_file = Path(path), Path(out), find_config(config_file)
     _check([path, config_file, *([Path(asked.base)] if asked.base else [])], out, asked)
-    allowed = compile_allow_missing(asked.allow_missing)
-    skip = _compile_skip(asked.skip)
+    allowed, skip = compile_pattern(asked.allow_missing), compile_pattern(asked.skip, "--skip")
     cfg = get_config(config_file, opts)
     find_task(cfg).release_data()
     draft = read_weights(path, asked.source, skip)
@@ -125,10 +123,3 @@ def _check(inputs: list[Path], out: Path, asked: Options) -> None:
             raise CheckpointError(f"{file}: is read for the conversion; write to another")
         if file.is_dir() or not asked.overwrite:
             raise CheckpointError(f"{file}: exists; write to another, or add --overwrite")
-
-
-def _compile_skip(skip: str) -> re.Pattern[str]:
-    try:
-        return re.compile(skip or "(?!)")
-    except re.error as error:
-        raise CheckpointError(f"--skip {skip!r}: not a regular expression ({error})") from None

@@ -132,7 +132,8 @@ class Source:
     """
 
     name: str  # the value of ``--from``, and the name of its fingerprint
-    rules: Mapping[str, str] = field(default_factory=dict)  # pattern -> our name
+    #: pattern of a module -> ours; its norm where the group ``norm`` matches. Without any, names are ours.
+    rules: Mapping[str, str] = field(default_factory=dict)
     #: a block's module in the file -> ours: theta, phi, g, w_z, w_z.norm or w_f. A prefix is a block if it
     #: has a g.
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -188,7 +189,7 @@ def read_draft(source: Source, weights: Mapping[str, Any], rest: Mapping[str, An
             prefix, module, leaf = blocks[name]
             part = source.modules[module]
             _put(draft.blocks.setdefault(prefix, {}), f"{part}.{leaf}", _shaped(entry, part, leaf))
-        elif (target := _translate(source.rules, name)) is not None:
+        elif (target := _our_name(source, name)) is not None:
             _put(draft.entries, target, entry)
         else:
             draft.leftovers.append(origins[name])
@@ -256,6 +257,16 @@ def _find_blocks(source: Source, tensors: Mapping[str, Tensor]) -> dict[str, tup
     return {name: parts for name, parts in found.items() if parts[0] in with_g}
 
 
+def _our_name(source: Source, name: str) -> str | None:
+    """Return our name of a tensor outside of blocks; None if nobody knows it."""
+    if not source.rules:
+        return name
+    module, _, leaf = name.rpartition(".")
+    target = _translate(source.rules, module)
+    known = target and (leaf in ("weight", "bias") or target.endswith(".norm"))
+    return f"{target}.{leaf}" if known else None
+
+
 def _translate(rules: Mapping[str, str], name: str) -> str | None:
     for pattern, target in rules.items():
         if match := re.fullmatch(pattern, name):
@@ -265,7 +276,7 @@ def _translate(rules: Mapping[str, str], name: str) -> str | None:
                     fields[target_field] = int(fields[group]) + more
             if "abc" in fields:
                 fields["n"] = "abc".index(fields["abc"]) + 1
-            return target.format(name, **fields)
+            return target.format(**fields) + (".norm" if fields.get("norm") else "")
     return None
 
 

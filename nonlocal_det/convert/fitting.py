@@ -22,24 +22,20 @@ def fit(
 ) -> dict[str, Tensor]:
     """Give a draft's tensors a model's names, shapes and order, and write what is done into a report.
 
-    Args:
-        draft: the weights; every block has its place.
-        model: the model.
-        report: the report.
-        allowed: what is missing is allowed if this is found in the name of each.
+    Every block has its place. What is missing is allowed if ``allowed`` is found in the name of each.
 
     Raises:
         CheckpointError: a tensor has no place, the place of another one or another shape, or one is missing.
     """
     state = model.state_dict()
     found = {name: entry.fitted(state[name].shape) for name, entry in _match(draft, state, report).items()}
-    wrong = [
-        (name, tuple(entry.value.shape), tuple(state[name].shape))
-        for name, entry in found.items()
-        if entry.value.shape != state[name].shape
-    ]
-    shaped = {name: entry for name, entry in found.items() if entry.value.shape == state[name].shape}
-    shaped |= _counters(shaped, state)
+    shapes = {name: (tuple(entry.value.shape), tuple(state[name].shape)) for name, entry in found.items()}
+    wrong = [(name, theirs, ours) for name, (theirs, ours) in shapes.items() if theirs != ours]
+    shaped = {name: entry for name, entry in found.items() if len({*shapes[name]}) == 1}
+    # Batch norms' counters compute nothing.
+    for name in state.keys() - shaped.keys():
+        if name.endswith(COUNTER) and f"{name.removesuffix(COUNTER)}weight" in shaped:
+            shaped[name] = Entry(torch.zeros((), dtype=torch.int64), "", "counter")
     missing = [name for name in state if name not in found and name not in shaped]
     if not draft.entries:
         missing = [name for name in missing if ".non_local_" in name]
@@ -103,12 +99,3 @@ def _match(draft: Draft, state: Mapping[str, Tensor], report: ConversionReport) 
             "take the config that they belong to, or leave them out by --skip REGEX"
         )
     return found
-
-
-def _counters(entries: Mapping[str, Entry], state: Mapping[str, Tensor]) -> dict[str, Entry]:
-    """Return the counters that the model's batch norms have and the file does not; they compute nothing."""
-    return {
-        name: Entry(torch.zeros((), dtype=torch.int64), "", "counter")
-        for name in state
-        if name.endswith(COUNTER) and name not in entries and f"{name.removesuffix(COUNTER)}weight" in entries
-    }

@@ -32,16 +32,9 @@ def config_text(base: Path, values: Mapping[str, Any], title: str) -> str:
 
 
 def write_all(path: Path, tensors: Mapping[str, Tensor], author: str, config: str | None) -> list[str]:
-    """Write a checkpoint and its config.
+    """Write a checkpoint, .pth or .safetensors, and the text of its config, if there is one, as .yaml.
 
-    Args:
-        path: the checkpoint, .pth or .safetensors; the config gets the suffix .yaml.
-        tensors: the weights.
-        author: who made them.
-        config: text of the config; None for none.
-
-    Returns:
-        The names of the files.
+    ``author`` is written into the checkpoint. Return the names of the files.
     """
     files = [path] if config is None else [path, path.with_suffix(".yaml")]
     path.parent.mkdir(parents=True, exist_ok=True)

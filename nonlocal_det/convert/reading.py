@@ -32,7 +32,7 @@ def naming(path: Path) -> Iterator[None]:
         raise CheckpointError(f"weights {path}: {error}") from None
 
 
-def read_weights(path: Path, name: str, skip: re.Pattern[str]) -> Draft:
+def read_weights(path: Path, name: str, skip: re.Pattern[str] | None) -> Draft:
     """Read a weight file and sort its tensors, without those in whose names ``skip`` is found.
 
     Raises:
@@ -47,7 +47,7 @@ def read_weights(path: Path, name: str, skip: re.Pattern[str]) -> Draft:
         else:
             weights, rest = _unwrap(read_checkpoint(path))
             source = _recognise(list(weights), name)
-        wanted = {key: value for key, value in weights.items() if not skip.search(key)}
+        wanted = {key: value for key, value in weights.items() if not (skip and skip.search(key))}
         draft = read_draft(source, wanted, rest)
     draft.skipped.update({name: "asked for by --skip" for name in weights if name not in wanted})
     return draft

@@ -49,10 +49,7 @@ def decide_settings(
 ) -> tuple[dict[str, Setting], list[str]]:
     """Return the settings that the weights assume and the config lacks, and notes on what they leave open.
 
-    Args:
-        cfg: the config.
-        draft: the weights; every block has its place.
-        unpadded_pool: whether the stem is to get a max pool without padding.
+    Every block has its place. ``unpadded_pool`` asks for a stem whose max pool is not padded.
 
     Raises:
         CheckpointError: the blocks differ in their options, the stem cannot be changed, or neither the
@@ -91,11 +88,7 @@ class _Choices:
             self.settings[key] = Setting(before, value, why)
 
     def choose(self, key: str, allowed: Sequence[Any], why: str) -> Any:
-        """Take what the weights allow: the config's value where that leaves a choice.
-
-        Raises:
-            CheckpointError: the weights allow several values, and the config has none of them.
-        """
+        """Take what the weights allow: the config's value where that leaves a choice."""
         before = get_value(self.cfg, key)
         if len(allowed) == 1:
             self.set(key, allowed[0], why)

@@ -15,11 +15,7 @@ def fit_time(weight: Tensor, shape: Sequence[int]) -> tuple[Tensor, str]:
     """Give a conv's weight the time axis that its place has; what a still clip gives stays the same.
 
     A clip net's weight [C_out, C_in, T, H, W] is kept for a clip net, and summed over T for a picture net. A
-    picture net's is repeated over the T of a clip net, and divided by it.
-
-    Args:
-        weight: the weight; one that is no conv's is kept.
-        shape: the shape that its place has.
+    picture net's is repeated over the T of a clip net, and divided by it. What is no conv's is kept.
 
     Returns:
         The weight, and what was done to it; "" for nothing.
@@ -29,9 +25,6 @@ def fit_time(weight: Tensor, shape: Sequence[int]) -> tuple[Tensor, str]:
         return weight.sum(2), "time axis of 1 dropped" if frames == 1 else f"{SUMMED} {frames} frames"
     if weight.dim() == 4 and len(shape) == 5:
         frames = shape[2]
-        inflated = weight[:, :, None].expand(-1, -1, frames, -1, -1) / frames
-        return (
-            inflated,
-            "time axis of 1 added" if frames == 1 else f"repeated over {frames} frames, each 1/{frames}",
-        )
+        how = "time axis of 1 added" if frames == 1 else f"repeated over {frames} frames, each 1/{frames}"
+        return weight[:, :, None].expand(-1, -1, frames, -1, -1) / frames, how
     return weight, ""

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from torch.multiprocessing.spawn import ProcessException
 
     from nonlocal_det import get_config
-    from nonlocal_det.checkpoint.checkpointer import compile_allow_missing
+    from nonlocal_det.checkpoint.checkpointer import compile_pattern
     from nonlocal_det.engine.launch.places import count_processes, find_place
     from nonlocal_det.engine.launch.processes import launch_processes
     from nonlocal_det.engine.preemption import StopRequest
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = (args.num_gpus, args.num_machines, args.machine_rank, args.dist_url or "auto")
     processes, place = count_processes(*where), find_place(*where)
     if place is None or place.rank == 0:
-        compile_allow_missing(args.allow_missing)
+        compile_pattern(args.allow_missing)
         cfg = get_config(args.config_file, args.opts)
         check_run(cfg, processes=processes, eval_only=args.eval_only, resume=args.resume)
         # What is found in the data belongs in the run's log, too.

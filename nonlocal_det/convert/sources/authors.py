@@ -28,7 +28,6 @@ def _finish(draft: Draft) -> None:
 
 AUTHORS = Source(
     name="authors",
-    rules={r".*": "{0}"},
     modules={"theta": "theta", "phi": "phi", "g": "g", "out": "w_z", "norm": "w_z.norm"},
     places={r"nonlocal\.conv(?P<stage>[2-5])\.(?P<after>\d+)": "res{stage}.non_local_{place}"},
     skips={r"pred_[wb]": "the classifier of videos", **TRAINING_STATE},

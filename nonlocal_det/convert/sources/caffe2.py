@@ -96,7 +96,6 @@ def _fold_affine(prefix: str, draft: Draft) -> None:
 
 CAFFE2 = Source(
     name="caffe2",
-    rules={r".*": "{0}"},
     skips={r"(fc1000|pred)_[wb]": "ImageNet's classifier", **TRAINING_STATE},
     net=Net(CAFFE_PIXELS),
     prepare=_prepare,

@@ -28,7 +28,6 @@ def _prepare(tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft) -> 
 
 DETECTRON2 = Source(
     name="detectron2",
-    rules={r".*": "{0}"},
     modules={name: name for name in ("theta", "phi", "g", "w_z", "w_z.norm", "w_f")},
     places={
         r"(?:.*\.)?(?P<place>res[2-5]\.non_local_\d+)": "{place}",

@@ -10,19 +10,12 @@ _BLOCK = r"(?:backbone\.)?layer(?P<layer>[1-4])\.(?P<i>\d+)\."
 MMACTION2 = Source(
     name="mmaction2",
     rules={
-        r"(?:backbone\.)?conv1\.conv\.(?P<leaf>weight|bias)": "stem.conv1.{leaf}",
-        r"(?:backbone\.)?conv1\.bn\.(?P<leaf>\w+)": "stem.conv1.norm.{leaf}",
-        _BLOCK + r"conv(?P<n>[1-3])\.conv\.(?P<leaf>weight|bias)": "res{stage}.{i}.conv{n}.{leaf}",
-        _BLOCK + r"conv(?P<n>[1-3])\.bn\.(?P<leaf>\w+)": "res{stage}.{i}.conv{n}.norm.{leaf}",
-        _BLOCK + r"downsample\.conv\.(?P<leaf>weight|bias)": "res{stage}.{i}.shortcut.{leaf}",
-        _BLOCK + r"downsample\.bn\.(?P<leaf>\w+)": "res{stage}.{i}.shortcut.norm.{leaf}",
+        r"(?:backbone\.)?conv1\.(?:conv|(?P<norm>bn))": "stem.conv1",
+        _BLOCK + r"conv(?P<n>[1-3])\.(?:conv|(?P<norm>bn))": "res{stage}.{i}.conv{n}",
+        _BLOCK + r"downsample\.(?:conv|(?P<norm>bn))": "res{stage}.{i}.shortcut",
     },
     modules=MMCV_MODULES,
-    places={
-        r"(?:backbone\.)?layer(?P<layer>[1-4])\.(?P<after>\d+)\.non_local_block": (
-            "res{stage}.non_local_{place}"
-        )
-    },
+    places={_BLOCK.replace("<i>", "<after>") + "non_local_block": "res{stage}.non_local_{place}"},
     skips={r"(cls_head|roi_head)\..*": "the classifier of videos"},
     scale=MMCV_SCALE,
     block_norms=MMCV_NORMS,

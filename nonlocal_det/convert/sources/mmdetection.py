@@ -34,20 +34,19 @@ MMCV_MODULES = {
 MMCV_NORMS = {"conv_out.bn": "BN", "conv_out.gn": "GN"}
 # use_scale is for the embedded form alone.
 MMCV_SCALE = {"embedded_gaussian": (True, False), "gaussian": (False,)}
-_WB = r"\.(?P<leaf>weight|bias)"
 # Faster and Mask R-CNN with FPN, from mmdetection 2: classes in Detectron2's order, the background last.
 _DETECTOR_RULES = {
-    r"neck\.lateral_convs\.(?P<level>[0-3])\.conv" + _WB: "backbone.fpn_lateral{stage}.{leaf}",
-    r"neck\.fpn_convs\.(?P<level>[0-3])\.conv" + _WB: "backbone.fpn_output{stage}.{leaf}",
-    r"rpn_head\.rpn_conv" + _WB: "proposal_generator.rpn_head.conv.{leaf}",
-    r"rpn_head\.rpn_cls" + _WB: "proposal_generator.rpn_head.objectness_logits.{leaf}",
-    r"rpn_head\.rpn_reg" + _WB: "proposal_generator.rpn_head.anchor_deltas.{leaf}",
-    r"roi_head\.bbox_head\.shared_fcs\.(?P<i>\d)" + _WB: "roi_heads.box_head.fc{next}.{leaf}",
-    r"roi_head\.bbox_head\.fc_cls" + _WB: "roi_heads.box_predictor.cls_score.{leaf}",
-    r"roi_head\.bbox_head\.fc_reg" + _WB: "roi_heads.box_predictor.bbox_pred.{leaf}",
-    r"roi_head\.mask_head\.convs\.(?P<i>\d)\.conv" + _WB: "roi_heads.mask_head.mask_fcn{next}.{leaf}",
-    r"roi_head\.mask_head\.upsample" + _WB: "roi_heads.mask_head.deconv.{leaf}",
-    r"roi_head\.mask_head\.conv_logits" + _WB: "roi_heads.mask_head.predictor.{leaf}",
+    r"neck\.lateral_convs\.(?P<level>[0-3])\.conv": "backbone.fpn_lateral{stage}",
+    r"neck\.fpn_convs\.(?P<level>[0-3])\.conv": "backbone.fpn_output{stage}",
+    r"rpn_head\.rpn_conv": "proposal_generator.rpn_head.conv",
+    r"rpn_head\.rpn_cls": "proposal_generator.rpn_head.objectness_logits",
+    r"rpn_head\.rpn_reg": "proposal_generator.rpn_head.anchor_deltas",
+    r"roi_head\.bbox_head\.shared_fcs\.(?P<i>\d)": "roi_heads.box_head.fc{next}",
+    r"roi_head\.bbox_head\.fc_cls": "roi_heads.box_predictor.cls_score",
+    r"roi_head\.bbox_head\.fc_reg": "roi_heads.box_predictor.bbox_pred",
+    r"roi_head\.mask_head\.convs\.(?P<i>\d)\.conv": "roi_heads.mask_head.mask_fcn{next}",
+    r"roi_head\.mask_head\.upsample": "roi_heads.mask_head.deconv",
+    r"roi_head\.mask_head\.conv_logits": "roi_heads.mask_head.predictor",
 }
 
 

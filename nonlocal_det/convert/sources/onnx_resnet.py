@@ -190,7 +190,6 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 ONNX = Source(
     name="onnx",
-    rules={r".*": "{0}"},
     net=Net(norm="BN"),
     prepare=_prepare,
 )

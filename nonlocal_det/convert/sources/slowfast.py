@@ -9,12 +9,9 @@ _BLOCK = r"s(?P<stage>[2-5])\.pathway0_res(?P<i>\d+)\."
 SLOWFAST = Source(
     name="slowfast",
     rules={
-        r"s1\.pathway0_stem\.conv\.(?P<leaf>weight|bias)": "stem.conv1.{leaf}",
-        r"s1\.pathway0_stem\.bn\.(?P<leaf>\w+)": "stem.conv1.norm.{leaf}",
-        _BLOCK + r"branch2\.(?P<abc>[abc])\.(?P<leaf>weight|bias)": "res{stage}.{i}.conv{n}.{leaf}",
-        _BLOCK + r"branch2\.(?P<abc>[abc])_bn\.(?P<leaf>\w+)": "res{stage}.{i}.conv{n}.norm.{leaf}",
-        _BLOCK + r"branch1\.(?P<leaf>weight|bias)": "res{stage}.{i}.shortcut.{leaf}",
-        _BLOCK + r"branch1_bn\.(?P<leaf>\w+)": "res{stage}.{i}.shortcut.norm.{leaf}",
+        r"s1\.pathway0_stem\.(?:conv|(?P<norm>bn))": "stem.conv1",
+        _BLOCK + r"branch2\.(?P<abc>[abc])(?P<norm>_bn)?": "res{stage}.{i}.conv{n}",
+        _BLOCK + r"branch1(?P<norm>_bn)?": "res{stage}.{i}.shortcut",
     },
     modules={
         "conv_theta": "theta",

@@ -6,12 +6,9 @@ from nonlocal_det.convert.draft import TORCHVISION_PIXELS, Net, Source
 
 _BLOCK = r"layer(?P<layer>[1-4])\.(?P<i>\d+)\."
 RESNET_RULES = {
-    r"conv1\.(?P<leaf>weight|bias)": "stem.conv1.{leaf}",
-    r"bn1\.(?P<leaf>\w+)": "stem.conv1.norm.{leaf}",
-    _BLOCK + r"conv(?P<n>[1-3])\.(?P<leaf>weight|bias)": "res{stage}.{i}.conv{n}.{leaf}",
-    _BLOCK + r"bn(?P<n>[1-3])\.(?P<leaf>\w+)": "res{stage}.{i}.conv{n}.norm.{leaf}",
-    _BLOCK + r"downsample\.0\.(?P<leaf>weight|bias)": "res{stage}.{i}.shortcut.{leaf}",
-    _BLOCK + r"downsample\.1\.(?P<leaf>\w+)": "res{stage}.{i}.shortcut.norm.{leaf}",
+    r"(?:conv|(?P<norm>bn))1": "stem.conv1",
+    _BLOCK + r"(?:conv|(?P<norm>bn))(?P<n>[1-3])": "res{stage}.{i}.conv{n}",
+    _BLOCK + r"downsample\.(?:0|(?P<norm>1))": "res{stage}.{i}.shortcut",
 }
 
 TORCHVISION = Source(
