@@ -42,7 +42,7 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         fresh_blocks: names of the model's inserted blocks that no file gave weights to.
 
     Args:
-        model: the model; :class:`DistributedDataParallel` is unwrapped.
+        model: the model, wrapped for several processes or not.
         save_dir: folder that checkpoints are saved to and resumed from.
         allow_missing: regular expression; a run that would stop goes on if it is found in every name.
         save_to_disk: whether this process saves; by default the main process alone.
@@ -75,11 +75,7 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         self._path = ""
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
-        """Load the last checkpoint of ``save_dir`` with all that it holds, or the weights of ``path``.
-
-        Args:
-            path: the file or URL to load where there is nothing to resume.
-            resume: whether to look into ``save_dir``.
+        """Load the last checkpoint of ``save_dir`` with all that it holds, or else the weights of ``path``.
 
         Raises:
             CheckpointError: as :meth:`load`; and no checkpoint of ``save_dir`` is intact, or one of the
@@ -135,11 +131,7 @@ class NonLocalCheckpointer(DetectionCheckpointer):
         return None
 
     def save(self, name: str, **kwargs: Any) -> None:
-        """Save model and checkpointables as ``save_dir/name.pth``, whole or not at all.
-
-        Args:
-            name: the file's name without ``.pth``.
-            kwargs: more to save.
+        """Save model, checkpointables and ``kwargs`` as ``save_dir/name.pth``, whole or not at all.
 
         Raises:
             CheckpointError: it cannot be written, for want of space for example. What was there is intact.
@@ -181,10 +173,8 @@ class NonLocalCheckpointer(DetectionCheckpointer):
     def load(self, path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load a weight file into the model, and the checkpointables that it holds; return what is left.
 
-        Args:
-            path: file or URL (``detectron2://...`` included); "" loads nothing.
-            args: passed on.
-            kwargs: passed on; ``checkpointables=[]`` loads the weights alone.
+        ``path`` is a file or URL (``detectron2://...`` included); "" loads nothing. The rest is passed on:
+        ``checkpointables=[]`` loads the weights alone.
 
         Raises:
             CheckpointError: there is no such file, it is no checkpoint, or it does not fit the model.
@@ -232,13 +222,8 @@ class NonLocalCheckpointer(DetectionCheckpointer):
             raise CheckpointError(f"weights {self._path}: its names cannot be matched: {error}") from error
 
     def _log_incompatible_keys(self, incompatible: Any) -> None:
-        self.report = compare(
-            self.model,
-            self._path,
-            incompatible.missing_keys,
-            incompatible.incorrect_shapes,
-            incompatible.unexpected_keys,
-        )
+        missing, wrong = incompatible.missing_keys, incompatible.incorrect_shapes
+        self.report = compare(self.model, self._path, missing, wrong, incompatible.unexpected_keys)
         if self._allow_missing is not None:
             self.report.allow(self._allow_missing)
         (self.logger.warning if self.report.surprising else self.logger.info)("%s", self.report)
@@ -262,10 +247,7 @@ def compile_pattern(pattern: str, flag: str = "--allow-missing") -> re.Pattern[s
 
 
 def find_weights(path: str) -> str:
-    """Return the local path of a weight file, downloaded if it is a URL.
-
-    Args:
-        path: file or URL, perhaps with Detectron2's ``?matching_heuristics=True``.
+    """Return the local path of a file or of a URL, perhaps with ``?matching_heuristics=True``, downloaded.
 
     Raises:
         CheckpointError: there is no such file, it cannot be read or it is empty.
@@ -310,10 +292,8 @@ def _check_layout(weights: Any, path: str) -> None:
     if not isinstance(weights, Mapping) or not weights:
         raise CheckpointError(f"weights {path}: no weights inside; a checkpoint holds them under 'model'")
     for name, value in weights.items():
-        is_number = isinstance(value, torch.Tensor) or (
-            isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-        )
-        if not (isinstance(name, str) and is_number):
+        is_array = isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+        if not (isinstance(name, str) and (is_array or isinstance(value, torch.Tensor))):
             raise CheckpointError(
                 f"weights {path}: not in Detectron2's layout: {name!r} is a {type(value).__name__}, not a "
                 "tensor; weights are tensors by name, alone or under 'model'"

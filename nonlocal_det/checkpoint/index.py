@@ -28,9 +28,6 @@ class CheckpointIndex:
 
     A file is taken off the list before it is replaced or deleted, and put on it afterwards: whenever the
     process is killed, what the list says of a file is true.
-
-    Args:
-        folder: the folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -39,9 +39,6 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     What kind of file it is is told by its content: files of ``torch.save`` (zip and older), pickles of arrays
     (Detectron2's ``.pkl``, Caffe2's and Python 2's included) and safetensors.
 
-    Args:
-        path: local file.
-
     Returns:
         What the file holds, by name: tensors from PyTorch's and safetensors files, arrays from pickles,
         numbers, strings and containers of these.
@@ -75,10 +72,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_onnx(path: str | os.PathLike[str]) -> onnx.ModelProto:
-    """Read an ONNX network.
-
-    Args:
-        path: local file. Weights that it keeps in other files are refused, as it could name any.
+    """Read an ONNX network. Weights that it keeps in other files are refused, as it could name any.
 
     Raises:
         CheckpointError: the onnx package is missing, the file is no ONNX network, or its weights are in
@@ -88,9 +82,7 @@ def read_onnx(path: str | os.PathLike[str]) -> onnx.ModelProto:
     try:
         import onnx
     except ImportError:
-        raise CheckpointError(
-            f"weights {path}: reading ONNX needs the onnx package; run pip install onnx"
-        ) from None
+        raise _lacking(path, "onnx") from None
     data = Path(path).read_bytes()
     try:
         model = onnx.load_model_from_string(data)
@@ -136,9 +128,7 @@ def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         from safetensors.torch import load_file
     except ImportError:
-        raise CheckpointError(
-            f"weights {path}: reading safetensors needs its package; run pip install safetensors"
-        ) from None
+        raise _lacking(path, "safetensors") from None
     try:
         return load_file(path)
     except OSError:
@@ -192,8 +182,8 @@ class _ArrayUnpickler(pickle.Unpickler):
 def _globals() -> dict[str, Any]:
     return {
         "numpy.core.multiarray._reconstruct": lambda *_: _Array(),
-        "numpy.core.numeric._frombuffer": lambda data, dtype, shape, order: _Array(
-            shape, dtype, order == "F", data
+        "numpy.core.numeric._frombuffer": lambda data, kind, shape, order: _Array(
+            shape, kind, order == "F", data
         ),
         "numpy.core.multiarray.scalar": lambda dtype, data: _Number((), dtype, False, data),
         "numpy.ndarray": lambda *_: _Array(),  # the first argument of _reconstruct
@@ -269,6 +259,12 @@ def _plain(value: Any, seen: set[int]) -> Any:
     elif isinstance(value, _DType) or callable(value):
         raise ValueError("something that is not data")
     return value
+
+
+def _lacking(path: str | os.PathLike[str], package: str) -> CheckpointError:
+    return CheckpointError(
+        f"weights {path}: reading it needs the {package} package; run pip install {package}"
+    )
 
 
 def _refused(path: str | os.PathLike[str], name: str) -> CheckpointError:

@@ -33,8 +33,8 @@ def fit(
     wrong = [(name, theirs, ours) for name, (theirs, ours) in shapes.items() if theirs != ours]
     shaped = {name: entry for name, entry in found.items() if len({*shapes[name]}) == 1}
     # Batch norms' counters compute nothing.
-    for name in state.keys() - shaped.keys():
-        if name.endswith(COUNTER) and f"{name.removesuffix(COUNTER)}weight" in shaped:
+    for name in state:
+        if name.endswith(COUNTER) and name not in shaped and f"{name.removesuffix(COUNTER)}weight" in shaped:
             shaped[name] = Entry(torch.zeros((), dtype=torch.int64), "", "counter")
     missing = [name for name in state if name not in found and name not in shaped]
     if not draft.entries:
