@@ -20,7 +20,7 @@ from detectron2.modeling import (
     RPN_HEAD_REGISTRY,
 )
 
-from nonlocal_det.config.messages import check_choice, config_error
+from nonlocal_det.config.messages import check_choice, check_least, config_error
 from nonlocal_det.data.cache import is_made_on_first_use
 from nonlocal_det.detection.annotations.checked_file import CheckedFile
 from nonlocal_det.detection.annotations.checks.findings import Finding, check_file
@@ -56,10 +56,7 @@ _REGISTRIES_OF_RCNN = {
     "MODEL.ROI_KEYPOINT_HEAD.NAME": ROI_KEYPOINT_HEAD_REGISTRY,
 }
 # Names that are in no registry: C4's ROI heads have no box head.
-_UNREGISTERED = {
-    "MODEL.PROPOSAL_GENERATOR.NAME": ["PrecomputedProposals"],
-    "MODEL.ROI_BOX_HEAD.NAME": [""],
-}
+_UNREGISTERED = {"MODEL.PROPOSAL_GENERATOR.NAME": ["PrecomputedProposals"], "MODEL.ROI_BOX_HEAD.NAME": [""]}
 # What Detectron2 takes, without the weighted samplers: our loader knows no order for them. Other values it
 # finds late, or takes for "none".
 _CHOICES_IN_TRAINING = {
@@ -92,15 +89,10 @@ def check_settings(cfg: CfgNode) -> None:
 def _check_keypoint_head(cfg: CfgNode) -> None:
     key, head = "MODEL.NONLOCAL.KEYPOINT_HEAD", cfg.MODEL.ROI_KEYPOINT_HEAD
     every, block = cfg.MODEL.NONLOCAL.KEYPOINT_HEAD, cfg.MODEL.NONLOCAL.BLOCK
-    if every < 0:
-        raise config_error(key, every, "must be 0 (none) or more; the paper's is 2")
+    check_least(cfg, key, 0, "must be 0 (none) or more; the paper's is 2")
     if every and block == "residual":
-        raise config_error(
-            "MODEL.NONLOCAL.BLOCK",
-            block,
-            f"the keypoint head has no residual blocks to take after, and {key} is {every}; write "
-            '"non_local", or 0 there',
-        )
+        what = f"the keypoint head has no residual blocks to take after, and {key} is {every}"
+        raise config_error("MODEL.NONLOCAL.BLOCK", block, f'{what}; write "non_local", or 0 there')
     if every and not cfg.MODEL.KEYPOINT_ON:
         what = "would be ignored, as MODEL.KEYPOINT_ON is False; write MODEL.KEYPOINT_ON True, or 0 here"
         raise config_error(key, every, what)
@@ -110,19 +102,12 @@ def _check_keypoint_head(cfg: CfgNode) -> None:
     if not (cfg.MODEL.KEYPOINT_ON and head.NAME == KEYPOINT_HEAD):
         return
     if not every:
-        raise config_error(
-            key,
-            every,
-            f"no block would be inserted into {KEYPOINT_HEAD}; write 2 (a block after every 2 convs), or "
-            'MODEL.ROI_KEYPOINT_HEAD.NAME "KRCNNConvDeconvUpsampleHead"',
-        )
+        what = f"no block would be inserted into {KEYPOINT_HEAD}; write 2 (a block after every 2 convs), or "
+        raise config_error(key, every, f'{what}MODEL.ROI_KEYPOINT_HEAD.NAME "KRCNNConvDeconvUpsampleHead"')
     if every > len(head.CONV_DIMS):
-        raise config_error(
-            key,
-            every,
-            f"no block would be inserted, as the head has {len(head.CONV_DIMS)} convs "
-            "(MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS); write that number or less, such as 2",
-        )
+        what = f"no block would be inserted, as the head has {len(head.CONV_DIMS)} convs"
+        mend = "(MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS); write that number or less, such as 2"
+        raise config_error(key, every, f"{what} {mend}")
 
 
 def check_parts(cfg: CfgNode, *, training: bool) -> None:

@@ -43,10 +43,10 @@ def count_detector_flops(
         ConfigError: another kind of model.
     """
     if isinstance(model, RetinaNet):
-        dense = _Dense(model.backbone, model.head_in_features, head=model.head)
+        dense = _dense(model.backbone, model.head_in_features, head=model.head)
     elif isinstance(model, GeneralizedRCNN) and hasattr(model.proposal_generator, "rpn_head"):
         rpn = model.proposal_generator
-        dense = _Dense(model.backbone, rpn.in_features, rpn_head=rpn.rpn_head)
+        dense = _dense(model.backbone, rpn.in_features, rpn_head=rpn.rpn_head)
     else:
         raise ConfigError(
             f"MODEL.META_ARCHITECTURE makes a {type(model).__name__}, whose parts are not known; write "
@@ -62,31 +62,28 @@ def count_detector_flops(
     return flops
 
 
-class _Dense(nn.Module):
-    """A backbone and one head on its maps."""
+class _Part(nn.Module):
+    """A part of a model: its modules, and how they are called."""
 
-    def __init__(self, backbone: nn.Module, features: list[str], **head: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-        (self._head_name,) = head
-        self.add_module(self._head_name, head[self._head_name])
-        self._features = features
-
-    def forward(self, image: Tensor) -> Any:
-        maps = self.backbone(image)
-        return getattr(self, self._head_name)([maps[name] for name in self._features])
-
-
-class _Region(nn.Module):
-    """What a head does to the cropped features [R, C, H, W] of regions."""
-
-    def __init__(self, call: Callable[[Tensor], Any], *modules: nn.Module) -> None:
+    def __init__(self, call: Callable[[Tensor], Any], **modules: nn.Module) -> None:
         super().__init__()
         self._call = call
-        self.modules_called = nn.ModuleList(modules)
+        for name, module in modules.items():
+            self.add_module(name, module)
 
     def forward(self, features: Tensor) -> Any:
         return self._call(features)
+
+
+def _dense(backbone: nn.Module, features: list[str], **named: nn.Module) -> _Part:
+    """Join a backbone and one head on its maps."""
+    (head,) = named.values()
+
+    def call(image: Tensor) -> Any:
+        maps = backbone(image)
+        return head([maps[name] for name in features])
+
+    return _Part(call, backbone=backbone, **named)
 
 
 def _region_parts(model: GeneralizedRCNN) -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
@@ -100,9 +97,11 @@ def _region_parts(model: GeneralizedRCNN) -> dict[str, tuple[nn.Module, tuple[in
 
     if isinstance(heads, Res5ROIHeads):
         res5, predictor, mask_head = heads.res5, heads.box_predictor, getattr(heads, "mask_head", None)
-        parts = {"box_head": _Region(lambda x: predictor(res5(x).mean(dim=[2, 3])), res5, predictor)}
+        parts = {
+            "box_head": _Part(lambda x: predictor(res5(x).mean(dim=[2, 3])), res5=res5, predictor=predictor)
+        }
         if heads.mask_on:
-            parts["mask_head"] = _Region(lambda x: mask_head.layers(res5(x)), res5, mask_head)
+            parts["mask_head"] = _Part(lambda x: mask_head.layers(res5(x)), res5=res5, head=mask_head)
         return {name: (part, shape(heads.in_features, heads.pooler)) for name, part in parts.items()}
     if isinstance(heads, CascadeROIHeads) or not isinstance(heads, StandardROIHeads):
         raise ConfigError(
@@ -110,11 +109,11 @@ def _region_parts(model: GeneralizedRCNN) -> dict[str, tuple[nn.Module, tuple[in
             '"StandardROIHeads" or "Res5ROIHeads"'
         )
     box_head, predictor = heads.box_head, heads.box_predictor
-    box = _Region(lambda x: predictor(box_head(x)), box_head, predictor)
+    box = _Part(lambda x: predictor(box_head(x)), head=box_head, predictor=predictor)
     found = {"box_head": (box, shape(heads.box_in_features, heads.box_pooler))}
     for name in ("mask", "keypoint"):
         if getattr(heads, f"{name}_on"):
             head = getattr(heads, f"{name}_head")
             size = shape(getattr(heads, f"{name}_in_features"), getattr(heads, f"{name}_pooler"))
-            found[f"{name}_head"] = _Region(head.layers, head), size
+            found[f"{name}_head"] = _Part(head.layers, head=head), size
     return found

@@ -33,15 +33,11 @@ _TRUTH_KEYS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd", "keyp
 
 
 class Scores(NamedTuple):
-    """The outcome of an evaluation, as pycocotools' ``COCOeval`` has it; -1 where there is nothing to score.
+    """The outcome of an evaluation, as pycocotools' ``COCOeval`` has it; -1 where nothing is to be scored."""
 
-    Attributes:
-        stats: the 12 figures (10 for keypoints) of COCO's summary [12].
-        eval: "precision" [T, R, K, A, M], "recall" [T, K, A, M] and "scores" [T, R, K, A, M] over T IoU
-            thresholds, R recall thresholds, K categories, A ranges of area and M limits of detections.
-    """
-
-    stats: np.ndarray
+    stats: np.ndarray  # the 12 figures (10 for keypoints) of COCO's summary
+    # "precision" [T, R, K, A, M], "recall" [T, K, A, M] and "scores" [T, R, K, A, M] over T IoU thresholds,
+    # R recall thresholds, K categories, A ranges of area and M limits of detections.
     eval: dict[str, np.ndarray]
 
 
@@ -65,9 +61,6 @@ def evaluate_coco(
         max_detections: of each image and class count, the best by score; keypoints always 20.
         image_ids: evaluate on these images alone.
 
-    Returns:
-        The scores.
-
     Raises:
         ValueError: the numbers of keypoints and of ``oks_sigmas`` differ.
     """
@@ -75,7 +68,10 @@ def evaluate_coco(
         # It warns of settings that are not COCO's own, which the caller asked for.
         warnings.simplefilter("ignore", UserWarning)
         truth = hotcoco.COCO(_ground_truth(ground_truth, task))
-        found = truth.load_res(_without_boxes(results) if task == "segm" else list(results))
+        if task == "segm":
+            # With a box, COCO's rules take its area, not the mask's, as that of the detection.
+            results = [{key: value for key, value in result.items() if key != "bbox"} for result in results]
+        found = truth.load_res(list(results))
         evaluation = hotcoco.COCOeval(truth, found, task)
         if task == "keypoints":
             sigmas = list(oks_sigmas) or evaluation.params.kpt_oks_sigmas
@@ -86,10 +82,7 @@ def evaluate_coco(
         if image_ids is not None:
             evaluation.params.img_ids = list(image_ids)
         evaluation.run()
-        evaluated = evaluation.eval
-    return Scores(
-        np.asarray(evaluation.stats), {key: evaluated[key] for key in ("precision", "recall", "scores")}
-    )
+    return Scores(np.asarray(evaluation.stats), _pick(evaluation.eval, ("precision", "recall", "scores")))
 
 
 class COCOEvaluator(Detectron2Evaluator):
@@ -193,11 +186,6 @@ def _ground_truth(document: Mapping[str, Any], task: str) -> dict[str, Any]:
 
 def _pick(entry: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: entry[key] for key in keys if key in entry}
-
-
-def _without_boxes(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    # With a box, COCO's rules take its area, not the mask's, as that of the detection.
-    return [{key: value for key, value in result.items() if key != "bbox"} for result in results]
 
 
 def _check_keypoints(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,9 +34,7 @@ logger = logging.getLogger(__name__)
 def build_train_loader(cfg: CfgNode, seed: int) -> TrainLoader:
     """Return the loader for what Detectron2's ``build_detection_train_loader(cfg)`` loads.
 
-    Args:
-        cfg: the config.
-        seed: that of order and augmentation.
+    Order and augmentation depend on ``seed``.
 
     Raises:
         TypeError: a data set is a stream, which has no order, or the sampler is not known.
@@ -86,10 +85,6 @@ def check_sample(content: Any) -> None:
 def build_test_loader(cfg: CfgNode, dataset: str) -> DataLoader:
     """Return Detectron2's loader, which reads no file that it should not.
 
-    Args:
-        cfg: the config.
-        dataset: a registered data set.
-
     Raises:
         ConfigError: a picture lies outside the image folder (DATASETS.ALLOW_OUTSIDE_IMAGE_ROOT).
     """
@@ -102,15 +97,11 @@ def build_test_loader(cfg: CfgNode, dataset: str) -> DataLoader:
 
 
 def build_validation_loader(cfg: CfgNode, dataset: str) -> DataLoader | None:
-    """Return the loader of the evaluation with ground truth, resized as there; None without annotations.
-
-    Args:
-        cfg: the config.
-        dataset: a registered data set.
-    """
+    """Return the loader of the evaluation with ground truth, resized as there; None without annotations."""
     mapper = DatasetMapper(**{**DatasetMapper.from_config(cfg, is_train=False), "is_train": True})
     with annotation_files_from(lend_document):
-        parts = build_detection_test_loader.from_config(cfg, dataset, mapper=_OrReason(PictureMapper(mapper)))
+        safe = partial(_mapped_or_reason, PictureMapper(mapper))
+        parts = build_detection_test_loader.from_config(cfg, dataset, mapper=safe)
     objects = [
         obj for record in parts["dataset"] for obj in record.get("annotations", ()) if not obj.get("iscrowd")
     ]
@@ -128,19 +119,14 @@ def _test_files(cfg: CfgNode) -> set[str | None]:
     return {MetadataCatalog.get(name).get("json_file") for name in cfg.DATASETS.TEST}
 
 
-class _OrReason:
-    """Maps an image, or returns one line that says why it cannot be."""
-
-    def __init__(self, mapper: Callable[[Any], Any]) -> None:
-        self._mapper = mapper
-
-    def __call__(self, record: Mapping[str, Any]) -> Any:
-        try:
-            return self._mapper(record)
-        except MemoryError:
-            raise
-        except Exception as error:  # impossible annotations raise nearly every type
-            return ": ".join(named_reason(record, error))
+def _mapped_or_reason(mapper: Callable[[Any], Any], record: Mapping[str, Any]) -> Any:
+    """Map an image, or return one line that says why it cannot be."""
+    try:
+        return mapper(record)
+    except MemoryError:
+        raise
+    except Exception as error:  # impossible annotations raise nearly every type
+        return ": ".join(named_reason(record, error))
 
 
 def _check_picture_paths(cfg: CfgNode, names: Sequence[str], images: Sequence[Mapping[str, Any]]) -> None:

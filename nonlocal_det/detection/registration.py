@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from detectron2.config import CfgNode
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.catalog import Metadata
 from detectron2.data.datasets import load_coco_json
 from detectron2.data.datasets.builtin_meta import KEYPOINT_CONNECTION_RULES
 
@@ -23,7 +24,7 @@ from nonlocal_det.detection.annotations.keypoints import flip_pairs, oks_sigmas
 from nonlocal_det.detection.config import detector_key
 from nonlocal_det.errors import ConfigError, DatasetError, counted
 
-__all__ = ["Summary", "apply_datasets", "named", "register_from_config", "summarize"]
+__all__ = ["Summary", "apply_datasets", "named", "summarize"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,22 +34,13 @@ _EXAMPLE = '[["nuts_train", "nuts/train.json", "nuts/images"]]'
 
 @dataclass(frozen=True)
 class Summary:
-    """What an annotation file says of the model that is trained on it.
+    """What an annotation file says of the model that is trained on it."""
 
-    Attributes:
-        classes: category names, in the order of their ids.
-        category_ids: the ids, in the same order.
-        keypoints: names of the keypoints; empty where no object has any.
-        skeleton: pairs of keypoint names that are joined by a line.
-        has_rle: whether the mask of an object that is not crowd is an RLE, which needs INPUT.MASK_FORMAT
-            "bitmask".
-    """
-
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # category names, in the order of their ids
     category_ids: tuple[int, ...]
-    keypoints: tuple[str, ...]
-    skeleton: tuple[tuple[str, str], ...]
-    has_rle: bool
+    keypoints: tuple[str, ...]  # their names; empty where no object has any
+    skeleton: tuple[tuple[str, str], ...]  # pairs of keypoint names that are joined by a line
+    has_rle: bool  # of an object that is not crowd: this needs INPUT.MASK_FORMAT "bitmask"
 
 
 class _Entry(NamedTuple):
@@ -68,7 +60,7 @@ _summaries: dict[str, tuple[tuple[int, int] | None, Summary]] = {}
 
 
 def apply_datasets(cfg: CfgNode, folders: Iterable[Path], user_keys: set[str]) -> None:
-    """Register DATASETS.REGISTER, and set what its files decide and the user did not.
+    """Register DATASETS.REGISTER, once in a process, and set what its files decide and the user did not.
 
     Paths are made absolute in ``cfg``, so that it means the same in every process. Where a data set of
     DATASETS.TRAIN or DATASETS.TEST is one of DATASETS.REGISTER, the files decide the number of classes, of
@@ -80,8 +72,8 @@ def apply_datasets(cfg: CfgNode, folders: Iterable[Path], user_keys: set[str]) -
         user_keys: keys that the user set, as opposed to the project's own config files.
 
     Raises:
-        ConfigError: a file cannot be used, the data sets in use contradict each other, or a setting of the
-            user's contradicts them.
+        ConfigError: a file cannot be used, a name is taken, the data sets in use contradict each other, or a
+            setting of the user's contradicts them.
     """
     if not cfg.DATASETS.REGISTER:
         return
@@ -99,25 +91,6 @@ def apply_datasets(cfg: CfgNode, folders: Iterable[Path], user_keys: set[str]) -
         _fill(cfg, user_keys, f"data set {first!r} ({files[first]})", summaries[first])
         trained = [summaries[name] for name in cfg.DATASETS.TRAIN if name in files]
         _fill_mask_format(cfg, user_keys, any(summary.has_rle for summary in trained))
-    _register_all(cfg)
-
-
-def register_from_config(cfg: CfgNode) -> None:
-    """Register every data set of DATASETS.REGISTER with Detectron2's catalogs.
-
-    A second call changes nothing, and a call in a new process does all that is needed there.
-
-    Args:
-        cfg: a config from :func:`nonlocal_det.get_config`.
-
-    Raises:
-        ConfigError: a file cannot be used, or a name is taken by another data set.
-    """
-    _check_entries(cfg.DATASETS.REGISTER)
-    _register_all(cfg)
-
-
-def _register_all(cfg: CfgNode) -> None:
     for name, json_file, images in cfg.DATASETS.REGISTER:
         _register(_Entry(name, json_file, images, cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON))
 
@@ -125,9 +98,7 @@ def _register_all(cfg: CfgNode) -> None:
 def summarize(json_file: str | os.PathLike[str], *, keep: bool = False) -> Summary:
     """Read what an annotation file says of the model; a file that has not changed is read once.
 
-    Args:
-        json_file: the file.
-        keep: whether to keep its content, if it has to be read, for those who load it.
+    With ``keep`` its content, if it has to be read, is kept for those who load it.
 
     Raises:
         ConfigError: it cannot be read, has no categories, or names its keypoints in more than one way.
@@ -186,12 +157,9 @@ def _keypoints(
         )
     lines = named[0].get("skeleton")
     lines = lines if isinstance(lines, list) else []
-    pairs = [line for line in lines if isinstance(line, list) and len(line) == 2]
-    return names, tuple(
-        (names[a - 1], names[b - 1])
-        for a, b in pairs
-        if type(a) is type(b) is int and min(a, b) >= 1 and max(a, b) <= len(names)
-    )
+    pairs = [line for line in lines if isinstance(line, list) and list(map(type, line)) == [int, int]]
+    inside = [(a, b) for a, b in pairs if min(a, b) >= 1 and max(a, b) <= len(names)]
+    return names, tuple((names[a - 1], names[b - 1]) for a, b in inside)
 
 
 def _check_entries(entries: Any) -> None:
@@ -207,11 +175,8 @@ def _check_entries(entries: Any) -> None:
     names = [entry[0] for entry in entries]
     for name in names:
         if name in (".", "..") or set(name) & set("/\\\0"):
-            what = (
-                f"{name!r} cannot be the name of the folder that results are written to; leave out / and \\"
-            )
-            raise config_error(_KEY, entries, what)
-    for name in names:
+            what = "cannot be the name of the folder that results are written to; leave out / and \\"
+            raise config_error(_KEY, entries, f"{name!r} {what}")
         if names.count(name) > 1:
             what = f"{name!r} is there twice; give each data set a name of its own"
             raise config_error(_KEY, entries, what)
@@ -233,8 +198,8 @@ def _check_agreement(cfg: CfgNode, summaries: dict[str, Summary], first: str) ->
             if name in summaries:
                 classes, keypoints = summaries[name].classes, summaries[name].keypoints
             else:
-                known = MetadataCatalog.get(name) if name in DatasetCatalog else None
-                classes, keypoints = tuple(known.get("thing_classes", ())) if known is not None else (), ()
+                known = MetadataCatalog.get(name) if name in DatasetCatalog else Metadata()
+                classes, keypoints = tuple(known.get("thing_classes", ())), ()
             if classes and classes != ours.classes:
                 raise ConfigError(
                     f"DATASETS.{key} names {name!r} with {named(classes, 'class', 'classes')}, but "
@@ -290,13 +255,8 @@ def _fill_keypoints(cfg: CfgNode, user_keys: set[str], source: str, names: Seque
         return
     cfg.TEST.KEYPOINT_OKS_SIGMAS, of_coco = oks_sigmas(names)
     if not of_coco:
-        logger.info(
-            "%s: COCO's format has no OKS sigmas, so %s is used for each of %d keypoints; %s sets them",
-            source,
-            cfg.TEST.KEYPOINT_OKS_SIGMAS[0],
-            len(names),
-            key,
-        )
+        words = "%s: COCO's format has no OKS sigmas, so %s is used for each of %d keypoints; %s sets them"
+        logger.info(words, source, cfg.TEST.KEYPOINT_OKS_SIGMAS[0], len(names), key)
 
 
 def _fill_mask_format(cfg: CfgNode, user_keys: set[str], has_rle: bool) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from PIL import Image
 
 from nonlocal_det import ConfigError, get_config
 from nonlocal_det.detection.annotations.keypoints import flip_pairs, oks_sigmas
-from nonlocal_det.detection.registration import register_from_config, summarize
+from nonlocal_det.detection.registration import summarize
 
 NUCLEI = Path(__file__).parents[2] / "../shared/data/nuclei"
 MASK_RCNN = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
@@ -166,18 +165,16 @@ def test_dumped_config_works_from_anywhere(nuts, tmp_path, monkeypatch):
 
 def test_every_process(nuts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    cfg = config([nuts("nuts_train")])
-    register_from_config(cfg)
+    entry = nuts("nuts_train")
+    config([entry])
     script = (
-        "import pickle, sys; from nonlocal_det.detection.registration import register_from_config; "
-        "from detectron2.data import DatasetCatalog; cfg = pickle.loads(sys.stdin.buffer.read()); "
-        "register_from_config(cfg); register_from_config(cfg); print(len(DatasetCatalog.get('nuts_train')))"
+        "import json, sys; from nonlocal_det import get_config; from detectron2.data import DatasetCatalog; "
+        "config, entry = sys.argv[1], json.loads(sys.argv[2]); opts = ['DATASETS.REGISTER', [entry]]; "
+        "get_config(config, opts); get_config(config, opts); print(len(DatasetCatalog.get(entry[0])))"
     )
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=pickle.dumps(cfg), capture_output=True, check=True, cwd=root
-    )
-    assert done.stdout.strip().endswith(b"1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    command = [sys.executable, "-c", script, MASK_RCNN, json.dumps(entry)]
+    assert subprocess.run(command, capture_output=True, check=True).stdout.strip().endswith(b"1")
 
 
 def test_changed_file_is_read_again(nuts, tmp_path, monkeypatch):

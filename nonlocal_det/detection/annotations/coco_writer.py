@@ -17,13 +17,8 @@ IMAGES_FOLDER = "images"
 def mask_to_polygons(mask: np.ndarray) -> list[list[int]]:
     """Return polygons along the edges of a mask's pixels: pycocotools rasterises them to that very mask.
 
-    COCO's polygons have no holes: a part with a hole is cut in two, through the hole.
-
-    Args:
-        mask: bool [height, width].
-
-    Returns:
-        One flat list x0, y0, x1, y1, ... per polygon, in pixel edges: x in [0, width] and y in [0, height].
+    The mask is bool [height, width]. A polygon is a flat list x0, y0, x1, y1, ... in pixel edges, 0 to width
+    and 0 to height. COCO's polygons have no holes: a part with a hole is cut in two, through the hole.
     """
     polygons: list[list[int]] = []
     count, labels = cv2.connectedComponents(mask.astype(np.uint8), connectivity=8)
@@ -59,9 +54,7 @@ def _corners(path: np.ndarray) -> np.ndarray:
 
 def mask_box(mask: np.ndarray) -> list[int]:
     """Return the tight box x, y, width, height, in pixels, of a mask (bool [height, width]) with pixels."""
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    x, y = int(columns[0]), int(rows[0])
-    return [x, y, int(columns[-1]) - x + 1, int(rows[-1]) - y + 1]
+    return list(cv2.boundingRect(mask.astype(np.uint8)))
 
 
 def write_coco(
@@ -96,13 +89,8 @@ def write_coco(
         images.append({"id": image_id, "file_name": name, "width": width, "height": height})
         for instance in instances:
             annotations.append({**instance, "id": len(annotations) + 1, "image_id": image_id})
-    document = {
-        "info": dict(info),
-        "licenses": [],
-        "categories": categories,
-        "images": images,
-        "annotations": annotations,
-    }
+    document = {"info": dict(info), "licenses": [], "categories": categories}
+    document |= {"images": images, "annotations": annotations}
     # One write, so that an interrupted run leaves no JSON rather than half of one.
     text = json.dumps(document, separators=(",", ":"), sort_keys=True)
     (directory / ANNOTATIONS_FILE).write_text(text, encoding="utf-8")
