@@ -15,11 +15,7 @@ _STOCK_KEYPOINT_HEAD = "KRCNNConvDeconvUpsampleHead"
 
 
 def add_keys(cfg: CfgNode) -> None:
-    """Add the keys of detection.
-
-    Args:
-        cfg: a config with MODEL.NONLOCAL, changed in place.
-    """
+    """Add the keys of detection to a config with MODEL.NONLOCAL, in place."""
     # A block after every k convs of the keypoint head; 0 is none. Needs
     # MODEL.ROI_KEYPOINT_HEAD.NAME "NonLocalKeypointHead".
     cfg.MODEL.NONLOCAL.KEYPOINT_HEAD = 0
@@ -42,11 +38,8 @@ def detector_node(cfg: CfgNode) -> CfgNode:
 def predictions(cfg: CfgNode) -> tuple[str, ...]:
     """Return what the model predicts, as COCO names it: "bbox", and "segm" and "keypoints" if on."""
     # Named, not found from the predictions: a model that finds nothing yet still gets its score, NaN.
-    return (
-        "bbox",
-        *(("segm",) if cfg.MODEL.MASK_ON else ()),
-        *(("keypoints",) if cfg.MODEL.KEYPOINT_ON else ()),
-    )
+    kinds = {"bbox": True, "segm": cfg.MODEL.MASK_ON, "keypoints": cfg.MODEL.KEYPOINT_ON}
+    return tuple(kind for kind, on in kinds.items() if on)
 
 
 def keys_without_blocks(cfg: CfgNode) -> dict[str, Any]:

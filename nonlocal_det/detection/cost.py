@@ -43,16 +43,22 @@ def count_detector_flops(
         ConfigError: another kind of model.
     """
     if isinstance(model, RetinaNet):
-        dense = _dense(model.backbone, model.head_in_features, head=model.head)
+        name, head, features = "head", model.head, model.head_in_features
     elif isinstance(model, GeneralizedRCNN) and hasattr(model.proposal_generator, "rpn_head"):
         rpn = model.proposal_generator
-        dense = _dense(model.backbone, rpn.in_features, rpn_head=rpn.rpn_head)
+        name, head, features = "rpn_head", rpn.rpn_head, rpn.in_features
     else:
         raise ConfigError(
             f"MODEL.META_ARCHITECTURE makes a {type(model).__name__}, whose parts are not known; write "
             '"GeneralizedRCNN" (with a RPN) or "RetinaNet"'
         )
+
+    def find(image: Tensor) -> Any:
+        maps = model.backbone(image)
+        return head([maps[feature] for feature in features])
+
     device = next(model.parameters()).device
+    dense = _Part(find, backbone=model.backbone, **{name: head})
     flops = count_flops(dense, torch.zeros(1, 3, height, width, device=device))
     if isinstance(model, GeneralizedRCNN):
         for name, (part, shape) in _region_parts(model).items():
@@ -73,17 +79,6 @@ class _Part(nn.Module):
 
     def forward(self, features: Tensor) -> Any:
         return self._call(features)
-
-
-def _dense(backbone: nn.Module, features: list[str], **named: nn.Module) -> _Part:
-    """Join a backbone and one head on its maps."""
-    (head,) = named.values()
-
-    def call(image: Tensor) -> Any:
-        maps = backbone(image)
-        return head([maps[name] for name in features])
-
-    return _Part(call, backbone=backbone, **named)
 
 
 def _region_parts(model: GeneralizedRCNN) -> dict[str, tuple[nn.Module, tuple[int, ...]]]:

@@ -1,4 +1,8 @@
-"""What the built-in data sets are for: is the class or the side right that only distant pixels tell?"""
+"""What the built-in data sets are for: is the class or the side right that only distant pixels tell?
+
+Everywhere ``truth`` is the content of an annotation file, and ``results`` are a model's results on it, as
+COCO has them. ``edges`` of bins are in pixels, ascending; before the first and after the last are bins, too.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,7 @@ from pycocotools.cocoeval import COCOeval
 __all__ = ["DISTANCE_EDGES", "SIDE_EDGES", "by_distance", "left_hands", "probe", "sides_by_distance"]
 
 DISTANCE_EDGES = (40, 80, 120)
-"""Edges of the bins of distance, in pixels; what is nearer or farther has bins of its own. Beyond 160 pixels
-the built-in data set has 4 squares, too few for a bin."""
+"""Beyond 160 pixels the built-in data set has 4 squares, too few for a bin."""
 
 SIDE_EDGES = (30, 60, 90)
 """The same for pairs of keypoints, by their distance to the head."""
@@ -30,11 +33,7 @@ _PARTS = ("shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 
 
 def probe(annotations: Path, predictions: Path) -> dict[str, Any]:
-    """Compute what the annotations of a data set allow.
-
-    Args:
-        annotations: COCO file of the ground truth.
-        predictions: COCO results of a model on it.
+    """Compute what the annotations of a data set allow, from its file and that of a model's results.
 
     Returns:
         "distance" (see :func:`by_distance`) where distances are recorded, "left_hands" and "sides" (see
@@ -51,12 +50,8 @@ def probe(annotations: Path, predictions: Path) -> dict[str, Any]:
     if objects and all("distance" in one and "disc" in one for one in objects):
         found["distance"] = by_distance(truth, results)
     names = (truth.get("categories") or [{}])[0].get("keypoints")
-    if (
-        objects
-        and names
-        and all("facing" in one and "keypoints" in one for one in objects)
-        and all("keypoints" in one for one in results)
-    ):
+    faced = objects and names and all("facing" in one and "keypoints" in one for one in objects)
+    if faced and all("keypoints" in one for one in results):
         found["left_hands"] = left_hands(truth, results)
         if rows := sides_by_distance(truth, results):
             found["sides"] = rows
@@ -73,9 +68,9 @@ def by_distance(
     are false detections whose centre has a distance of another bin: COCO's rules for ranges of area.
 
     Args:
-        truth: content of the annotation file; every annotation has "distance", and "disc" (x, y, radius).
-        results: COCO results.
-        edges: edges of the bins in pixels, ascending; before the first and after the last are bins, too.
+        truth: every annotation has "distance", and "disc" (x, y, radius).
+        results: with boxes.
+        edges: those of the bins of distance.
 
     Returns:
         For each bin that has objects: "low" and "high" (None: no end), "objects", "found", "right" (their
@@ -110,10 +105,6 @@ def left_hands(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -
     exchanged (by the sum of the two distances). Both in one place are not: what a model predicts for
     keypoints that look alike to it.
 
-    Args:
-        truth: content of the annotation file, with COCO's keypoint names.
-        results: COCO results with keypoints.
-
     Returns:
         "objects", how many persons have both wrists; "found" of them; "right", those with their hands right.
     """
@@ -129,11 +120,6 @@ def sides_by_distance(
 
     A pair is right as the hands are in :func:`left_hands`. The distance is that of the middle between the
     two to the middle between the ears, of persons with both ears labelled.
-
-    Args:
-        truth: content of the annotation file, with COCO's keypoint names.
-        results: COCO results with keypoints.
-        edges: edges of the bins in pixels, ascending; before the first and after the last are bins, too.
 
     Returns:
         For each bin that has pairs: "low" and "high" (None: no end), "objects" (the pairs), "found" (those of

@@ -89,8 +89,9 @@ def apply_datasets(cfg: CfgNode, folders: Iterable[Path], user_keys: set[str]) -
         first = next(iter(used))
         _check_agreement(cfg, summaries, first)
         _fill(cfg, user_keys, f"data set {first!r} ({files[first]})", summaries[first])
-        trained = [summaries[name] for name in cfg.DATASETS.TRAIN if name in files]
-        _fill_mask_format(cfg, user_keys, any(summary.has_rle for summary in trained))
+        if cfg.MODEL.MASK_ON and any(summaries[x].has_rle for x in cfg.DATASETS.TRAIN if x in files):
+            why = f"masks of {', '.join(cfg.DATASETS.TRAIN)} are RLE, and bitmasks take polygons too"
+            _decide(cfg, user_keys, "INPUT.MASK_FORMAT", "bitmask", why)
     for name, json_file, images in cfg.DATASETS.REGISTER:
         _register(_Entry(name, json_file, images, cfg.MODEL.MASK_ON, cfg.MODEL.KEYPOINT_ON))
 
@@ -221,54 +222,36 @@ def named(names: Sequence[str], singular: str, plural: str = "") -> str:
 
 
 def _fill(cfg: CfgNode, user_keys: set[str], source: str, summary: Summary) -> None:
-    count = len(summary.classes)
     for head in ("MODEL.ROI_HEADS", "MODEL.RETINANET"):
-        node, key = get_value(cfg, head), f"{head}.NUM_CLASSES"
-        if key not in user_keys:
-            node.NUM_CLASSES = count
-        elif head == detector_key(cfg) and count != node.NUM_CLASSES:
-            raise ConfigError(
-                f"{key} is {node.NUM_CLASSES}: {source} has {named(summary.classes, 'class', 'classes')}; "
-                f"write {count} or leave the key out"
-            )
+        key, why = f"{head}.NUM_CLASSES", f"{source} has {named(summary.classes, 'class', 'classes')}"
+        if head == detector_key(cfg) or key not in user_keys:
+            _decide(cfg, user_keys, key, len(summary.classes), why)
     if summary.keypoints and cfg.MODEL.KEYPOINT_ON:
         _fill_keypoints(cfg, user_keys, source, summary.keypoints)
 
 
-def _fill_keypoints(cfg: CfgNode, user_keys: set[str], source: str, names: Sequence[str]) -> None:
-    head, key = cfg.MODEL.ROI_KEYPOINT_HEAD, "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS"
-    count = counted(len(names), "keypoint")
+def _decide(cfg: CfgNode, user_keys: set[str], key: str, value: Any, why: str) -> None:
+    """Set a key that the user did not set; refuse another value of theirs."""
+    theirs = get_value(cfg, key)
     if key not in user_keys:
-        head.NUM_KEYPOINTS = len(names)
-    elif len(names) != head.NUM_KEYPOINTS:
-        raise ConfigError(
-            f"{key} is {head.NUM_KEYPOINTS}: {source} has {count} ({', '.join(names)}); write {len(names)} "
-            "or leave the key out"
-        )
-    key = "TEST.KEYPOINT_OKS_SIGMAS"
-    if key in user_keys and cfg.TEST.KEYPOINT_OKS_SIGMAS:
-        if len(names) != len(cfg.TEST.KEYPOINT_OKS_SIGMAS):
-            raise ConfigError(
-                f"{key} is {cfg.TEST.KEYPOINT_OKS_SIGMAS}: {source} has {count}; write {len(names)} values, "
-                "or leave the key out"
-            )
+        cfg.merge_from_list([key, value])
+    elif theirs != value:
+        raise config_error(key, theirs, f"{why}; write {value!r} or leave the key out")
+
+
+def _fill_keypoints(cfg: CfgNode, user_keys: set[str], source: str, names: Sequence[str]) -> None:
+    why = f"{source} has {counted(len(names), 'keypoint')}"
+    key = "MODEL.ROI_KEYPOINT_HEAD.NUM_KEYPOINTS"
+    _decide(cfg, user_keys, key, len(names), f"{why} ({', '.join(names)})")
+    key, sigmas = "TEST.KEYPOINT_OKS_SIGMAS", cfg.TEST.KEYPOINT_OKS_SIGMAS
+    if key in user_keys and sigmas:
+        if len(names) != len(sigmas):
+            raise config_error(key, sigmas, f"{why}; write {len(names)} values, or leave the key out")
         return
     cfg.TEST.KEYPOINT_OKS_SIGMAS, of_coco = oks_sigmas(names)
     if not of_coco:
         words = "%s: COCO's format has no OKS sigmas, so %s is used for each of %d keypoints; %s sets them"
         logger.info(words, source, cfg.TEST.KEYPOINT_OKS_SIGMAS[0], len(names), key)
-
-
-def _fill_mask_format(cfg: CfgNode, user_keys: set[str], has_rle: bool) -> None:
-    if not cfg.MODEL.MASK_ON or not has_rle:
-        return
-    if "INPUT.MASK_FORMAT" not in user_keys:
-        cfg.INPUT.MASK_FORMAT = "bitmask"
-    elif cfg.INPUT.MASK_FORMAT != "bitmask":
-        raise ConfigError(
-            f"INPUT.MASK_FORMAT is {cfg.INPUT.MASK_FORMAT!r}: masks of {', '.join(cfg.DATASETS.TRAIN)} are "
-            'RLE, which needs "bitmask" (it takes polygons too); write that or leave the key out'
-        )
 
 
 def _register(entry: _Entry) -> None:

@@ -115,7 +115,6 @@ _ABSENT = Mask("absent")
 _EMPTY = Mask("empty")
 # Most masks are of these two kinds: shared, they take no memory.
 _ONE_POLYGON = Mask("polygon", parts=1)
-_RLE_KEYS = {"counts", "size"}
 
 
 def _describe_polygons(polygons: list[Any]) -> Mask:

@@ -21,13 +21,7 @@ def flip_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """Find the keypoints that change places when a picture is mirrored.
 
     A name with the word left, right, l or r, such as ``left_eye``, ``Left Eye``, ``eye_l`` or ``leftEye``, is
-    paired with the name that differs in this word alone.
-
-    Args:
-        names: of all keypoints.
-
-    Returns:
-        The pairs, as Detectron2's ``keypoint_flip_map`` wants them; empty where there are none.
+    paired with the name that differs in this word alone: what Detectron2's ``keypoint_flip_map`` wants.
     """
     pairs = []
     known = {name.lower(): name for name in names}
@@ -45,14 +39,9 @@ def flip_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def oks_sigmas(names: Sequence[str]) -> tuple[list[float], bool]:
-    """Return the constants of COCO's object keypoint similarity (OKS).
+    """Return the constants of the object keypoint similarity (OKS), and whether they are COCO's own.
 
-    Args:
-        names: of all keypoints.
-
-    Returns:
-        A constant for each keypoint, and whether they are COCO's own; otherwise all are
-        :data:`UNIFORM_SIGMA`.
+    Otherwise all are :data:`UNIFORM_SIGMA`.
     """
     if list(names) == list(COCO_PERSON_KEYPOINT_NAMES):
         return Params("keypoints").kpt_oks_sigmas.tolist(), True

@@ -84,7 +84,5 @@ class NonLocalKeypointHead(KRCNNConvDeconvUpsampleHead):
             ConfigError: the config has no MODEL.NONLOCAL.
         """
         options = BlockOptions.from_config(cfg)
-        arguments = super().from_config(cfg, input_shape)
-        arguments["nonlocal_every"] = cfg.MODEL.NONLOCAL.KEYPOINT_HEAD
-        arguments["nonlocal_options"] = options
-        return arguments
+        blocks = {"nonlocal_every": cfg.MODEL.NONLOCAL.KEYPOINT_HEAD, "nonlocal_options": options}
+        return super().from_config(cfg, input_shape) | blocks

@@ -46,8 +46,8 @@ _CONTEXT = {
 def register_builtin_datasets() -> None:
     """Register ``nonlocal_{people,context}_{train,val}``, if that has not been done.
 
-    Nothing is drawn here, nor when their metadata are read. The pictures are made when the data set is loaded
-    or by :func:`nonlocal_det.data.cache.ensure_made`.
+    Nothing is drawn here, nor when metadata are read, but when a data set is loaded or by
+    :func:`nonlocal_det.data.cache.ensure_made`.
     """
     for name in _PEOPLE:
         _register(
@@ -64,7 +64,7 @@ def register_builtin_datasets() -> None:
 def _register(name: str, *, thing_classes: list[str], **metadata: Any) -> None:
     if name not in DatasetCatalog:
         DatasetCatalog.register(name, partial(_load, name))
-        make_on_first_use(name, partial(_draw, name))
+        make_on_first_use(name, lambda: cached_directory(_folder(name), partial(_build, name)))
     if not isinstance(MetadataCatalog.get(name), _BuiltinMetadata):
         MetadataCatalog[name] = _BuiltinMetadata(
             name=name,
@@ -100,10 +100,6 @@ def _split(name: str) -> _Split:
 def _folder(name: str) -> str:
     parameters = json.dumps({**asdict(_split(name)), "version": DRAWING_VERSION}, sort_keys=True)
     return f"{name}-{hashlib.sha256(parameters.encode()).hexdigest()[:12]}"
-
-
-def _draw(name: str) -> None:
-    cached_directory(_folder(name), partial(_build, name))
 
 
 def _build(name: str, directory: Path) -> None:
