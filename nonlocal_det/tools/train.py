@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nonlocal_det.errors import ExitCode, UsageError
-from nonlocal_det.tools.command import command, parse
+from nonlocal_det.tools.command import command, make_parser, parse
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         compile_pattern(args.allow_missing)
         cfg = get_config(args.config_file, args.opts)
         check_run(cfg, processes=processes, eval_only=args.eval_only, resume=args.resume)
-        # What is found in the data belongs in the run's log, too.
+        # What is found in the data belongs in the run's log too.
         setup_logger(cfg.OUTPUT_DIR, distributed_rank=args.machine_rank * args.num_gpus, name="nonlocal_det")
         find_task(cfg).check_data(cfg, training=not args.eval_only)
         if place is None and processes > 1:
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         launch_processes(run, *where, args=(args, stop), stop=stop)
     except ProcessException as ended:
-        # Its traceback stands before all else that was printed because of it.
+        # Its traceback was printed before everything that followed from it.
         text = str(ended).strip().splitlines()[-1]
         print(f"error: process {ended.error_index} has failed: {text}", file=sys.stderr)
         return ExitCode.FAULT
@@ -94,26 +94,17 @@ def run(args: argparse.Namespace, stop: StopRequest) -> None:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse Detectron2's flags, which a test compares, and --allow-missing."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nonlocal_det.tools.train", description="Train or evaluate a model of a config."
-    )
+    parser = make_parser("train", "Train or evaluate a model of a config.")
     add = parser.add_argument
     add("--config-file", default="", metavar="FILE", help="a path, or a name under the project's configs/")
-    add(
-        "--resume",
-        action="store_true",
-        help="go on from OUTPUT_DIR, or start where there is nothing to go on from",
-    )
+    add("--resume", action="store_true", help="go on from OUTPUT_DIR, or start where it holds no checkpoint")
     add("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS, and do not train")
     add("--num-gpus", type=int, default=1, metavar="N", help="GPUs, or processes on the CPU, of this machine")
     add("--num-machines", type=int, default=1, metavar="N", help="total number of machines")
     add("--machine-rank", type=int, default=0, metavar="I", help="number of this machine, from 0")
     # None is "the user did not say": upstream's default port is the same for every run of a user.
-    add(
-        "--dist-url",
-        metavar="URL",
-        help="where machines meet: tcp://HOST:PORT of machine 0; by default a free port",
-    )
+    meet = "where machines meet: tcp://HOST:PORT of machine 0; by default a free port"
+    add("--dist-url", metavar="URL", help=meet)
     add(
         "--allow-missing",
         default="",
@@ -121,13 +112,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="go on although weights are missing, have another shape or would be dropped, if REGEX is found "
         "in the name of each; the error without it names them",
     )
-    add(
-        "opts",
-        nargs=argparse.REMAINDER,
-        default=[],
-        metavar="KEY VALUE",
-        help="overrides of the config, last",
-    )
+    overrides = "overrides of the config, last"
+    add("opts", nargs=argparse.REMAINDER, default=[], metavar="KEY VALUE", help=overrides)
     args = parse(parser, argv)
     for word in args.opts:
         if word.startswith("--"):

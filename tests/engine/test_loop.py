@@ -127,3 +127,73 @@ def test_scaled_values_are_logged(config, caplog):
     assert "batch_size=2, learning_rate=0.0025, max_iter=16" in caplog.text
     assert trainer.cfg.SOLVER.IMS_PER_BATCH == 2
     assert trainer.max_iter == 16
+
+
+class Recorder(hooks.HookBase):
+    """Notes what is called, and does something after a step."""
+
+    def __init__(self, name: str, calls: list, after_step=lambda trainer: None) -> None:
+        self.name, self.calls, self.act = name, calls, after_step
+
+    def after_step(self) -> None:
+        self.calls.append((self.name, "step", self.trainer.iter))
+        self.act(self.trainer)
+
+    def after_train(self) -> None:
+        self.calls.append((self.name, "train", self.trainer.iter))
+
+
+def train_until(config, after_step) -> tuple[Trainer, list, BaseException | None]:
+    """Train with a hook that does something between two that note what is called."""
+    calls: list = []
+    trainer = Trainer(config(SOLVER__MAX_ITER=3, DATASETS__TEST=()))
+    names = ("first", "acts", "last")
+    trainer.register_hooks([Recorder(n, calls, *[after_step] * (n == "acts")) for n in names])
+    error = None
+    try:
+        trainer.train()
+    except Exception as raised:
+        error = raised
+    return trainer, calls, error
+
+
+ALL_ENDS = [("first", "train"), ("acts", "train"), ("last", "train")]
+
+
+def test_a_hook_ends_training_early(config):
+    trainer, calls, error = train_until(config, lambda trainer: trainer.end("enough"))
+    assert error is None
+    assert (trainer.iter, trainer.failed, trainer.ending.reason) == (1, False, "enough")
+    assert calls[:3] == [("first", "step", 0), ("acts", "step", 0), ("last", "step", 0)]
+    assert [call[:2] for call in calls[3:]] == ALL_ENDS
+
+
+def test_a_hook_ends_training_by_an_error(config, caplog):
+    wrong = ConfigError("KEY is 1: write 2")
+    trainer, calls, error = train_until(config, lambda trainer: trainer.end("wrong", wrong))
+    assert error is wrong
+    assert trainer.failed
+    assert calls[:2] == [("first", "step", 0), ("acts", "step", 0)]
+    assert [call[:2] for call in calls[2:]] == ALL_ENDS
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("error", [ConfigError("KEY is 1: write 2"), ZeroDivisionError("a fault")])
+def test_what_a_hook_raises_ends_training(config, error, caplog):
+    def fail(trainer: Trainer) -> None:
+        raise error
+
+    trainer, calls, raised = train_until(config, fail)
+    assert raised is error
+    assert trainer.failed
+    assert calls[:2] == [("first", "step", 0), ("acts", "step", 0)]
+    assert [call[:2] for call in calls[2:]] == ALL_ENDS
+    assert ("Traceback" in caplog.text) == isinstance(error, ZeroDivisionError)
+
+
+def test_the_first_error_counts(config):
+    def end_twice(trainer: Trainer) -> None:
+        trainer.end("first", ConfigError("first"))
+        trainer.end("second", ConfigError("second"))
+
+    assert str(train_until(config, end_twice)[2]) == "first"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -9,14 +10,21 @@ import torch
 
 pytest.importorskip("detectron2")
 
-from detectron2.engine import HookBase
+from detectron2.engine import HookBase, create_ddp_model
 from detectron2.utils import comm
 from detectron2.utils.env import seed_all_rng
+from detectron2.utils.events import EventStorage
+from torch import nn
 
 from nonlocal_det import ConfigError, get_config
+from nonlocal_det.data.loader import TrainLoader
+from nonlocal_det.data.order import EpochOrder
 from nonlocal_det.engine.launch.processes import launch_processes
 from nonlocal_det.engine.loop import Trainer
+from nonlocal_det.engine.preemption import StopRequest
 from nonlocal_det.engine.replay import replay_batch
+from nonlocal_det.engine.step import TrainingStep
+from nonlocal_det.engine.task import all_tasks
 from nonlocal_det.errors import NonFiniteLossError
 
 MASK = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
@@ -159,3 +167,55 @@ def test_all_processes_skip_what_one_must(options, mini_coco, tmp_path, monkeypa
 def test_wrong_limits(options, tmp_path, key, value):
     with pytest.raises(ConfigError, match=f"{key} is {value}: must be "):
         get_config(MASK, options(tmp_path, **{key: value}))
+
+
+class Line(nn.Module):
+    """A loss that is a weight times the mean of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, batch: list) -> dict:
+        return {"loss": self.weight * sum(batch) / len(batch), "loss_other": self.weight**2}
+
+
+#: What torch.distributed's users and Detectron2's comm call. DDP's own collectives go another way.
+COLLECTIVES = ("all_gather", "all_reduce", "all_gather_object", "gather_object", "broadcast", "barrier")
+
+
+def count_collectives(folder: str) -> None:
+    """Do four steps; write which collectives the last three have called."""
+    data = [{"file_name": f"{number}.png", "image_id": number} for number in range(9)]
+    loader = TrainLoader(
+        *(data, lambda image: float(image["image_id"]), EpochOrder(len(data))),
+        **{"seed": 1, "batch_size": 2, "rank": comm.get_rank(), "processes": comm.get_world_size()},
+    )
+    model = create_ddp_model(Line(), broadcast_buffers=False, device_ids=None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = TrainingStep(model, loader, optimizer, task=all_tasks()[0], folder=folder, stop=StopRequest())
+    called = []
+
+    def counted(name: str):
+        original = getattr(torch.distributed, name)
+        return lambda *args, **kwargs: called.append(name) or original(*args, **kwargs)
+
+    with EventStorage() as storage, pytest.MonkeyPatch.context() as patch:
+        step(0, storage)
+        for name in COLLECTIVES:
+            patch.setattr(torch.distributed, name, counted(name))
+        for iteration in range(1, 4):
+            step(iteration, storage)
+    Path(folder, f"{comm.get_rank()}.json").write_text(json.dumps(called))
+
+
+def test_one_process_uses_no_collective(tmp_path):
+    count_collectives(str(tmp_path))
+    assert json.loads((tmp_path / "0.json").read_text()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="starts processes on the CPU")
+def test_a_step_of_several_processes_uses_one_collective_beside_ddps(tmp_path):
+    launch_processes(count_collectives, 2, args=(str(tmp_path),))
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == ["all_gather"] * 3

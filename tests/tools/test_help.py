@@ -32,12 +32,7 @@ def test_the_tools_are_there():
     assert {"train", "demo", "compare", "benchmark", "check_dataset", "convert_checkpoint"} < set(TOOLS)
 
 
-DETECTRON2S_PARSER = pytest.mark.xfail(strict=True, reason="train makes its parser by Detectron2's function")
-
-
-@pytest.mark.parametrize(
-    "tool", [pytest.param(tool, marks=DETECTRON2S_PARSER if tool == "train" else ()) for tool in TOOLS]
-)
+@pytest.mark.parametrize("tool", TOOLS)
 def test_help_needs_no_slow_packages(tool):
     command = [sys.executable, "-c", CODE, tool, "--help"]
     done = subprocess.run(command, capture_output=True, text=True)

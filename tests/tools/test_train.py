@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pickle
@@ -17,6 +18,7 @@ import torch
 pytest.importorskip("detectron2")
 
 from nonlocal_det.errors import UsageError
+from nonlocal_det.tools import train
 from nonlocal_det.tools.command import command
 from nonlocal_det.tools.train import main
 
@@ -307,6 +309,30 @@ def test_order_and_number_of_overrides(arguments, tmp_path, capsys):
     assert "stands alone" in one_error_line(capsys)
     assert main([*arguments(output=tmp_path), "--eval-only"]) == 2
     assert "--eval-only must come before" in one_error_line(capsys)
+
+
+def test_flags_are_detectron2s(monkeypatch):
+    from detectron2.engine import default_argument_parser
+
+    def flags(parser: argparse.ArgumentParser) -> dict:
+        found = {action.dest: action for action in parser._actions if action.dest != "help"}
+        return {
+            name: (action.option_strings, action.default or None, action.type, action.nargs, type(action))
+            for name, action in found.items()
+        }
+
+    def take(parser: argparse.ArgumentParser, argv: list) -> None:
+        parsers.append(parser)
+        raise UsageError("taken")
+
+    parsers: list[argparse.ArgumentParser] = []
+    monkeypatch.setattr(train, "parse", take)
+    assert main([]) == 2
+    ours, theirs = flags(parsers[0]), flags(default_argument_parser())
+    assert ours.pop("allow_missing")[0] == ["--allow-missing"]
+    # Detectron2's default is one port for all runs of a user.
+    assert ours.pop("dist_url")[0] == theirs.pop("dist_url")[0]
+    assert ours == theirs
 
 
 def test_help(capsys):
