@@ -102,9 +102,9 @@ def _draw_arrows(ax: Axes, rgb: np.ndarray, row: AttentionRow) -> None:
     largest = max((abs(weight) for *_, weight in ends), default=1.0)
     for x, y, weight in reversed(ends):  # the strongest on top
         share = abs(weight) / largest
-        color = "tab:blue" if weight < 0 else "red"
         style = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
-        style |= {"color": color, "alpha": 0.5 + 0.5 * share, "linewidth": 1.0 + 2.0 * share}
+        style |= {"color": "tab:blue" if weight < 0 else "red"}
+        style |= {"alpha": 0.5 + 0.5 * share, "linewidth": 1.0 + 2.0 * share}
         ax.annotate("", xy=(x, y), xytext=row.point, arrowprops=style)
 
 

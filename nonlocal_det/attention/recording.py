@@ -60,8 +60,7 @@ class AttentionRow:
         rows, columns = self.weights.shape
         x0, y0, x1, y1 = self.area
         x = x0 + (np.arange(columns) + 0.5) * ((x1 - x0) / columns)
-        y = y0 + (np.arange(rows) + 0.5) * ((y1 - y0) / rows)
-        return x, y
+        return x, y0 + (np.arange(rows) + 0.5) * ((y1 - y0) / rows)
 
     def strongest(self, count: int, picture_size: tuple[int, int]) -> list[tuple[float, float, float]]:
         """Return up to ``count`` positions with the highest weights as (x, y, weight), the highest first.
@@ -129,13 +128,7 @@ class Place(ABC):
 
     @abstractmethod
     def look(self, points: Sequence[Point], frame: Frame, size: Sequence[int]) -> Sight:
-        """Find points in what the block saw.
-
-        Args:
-            points: (x, y) in picture pixels.
-            frame: the sizes of the picture.
-            size: (rows, columns) of the block's input; empty where it had none.
-        """
+        """Find points (x, y) in what the block saw; ``size`` is its input's, (rows, columns), or empty."""
 
 
 class _StagePlace(Place):
@@ -198,8 +191,8 @@ class AttentionRecorder:
 
         Args:
             points: (x, y) in pixels of the upright picture.
-            picture_size: (height, width) of the upright picture.
-            network_size: (height, width) of the resized picture that the model got, before its padding.
+            picture_size: (height, width) of that picture.
+            network_size: (height, width) of the resized picture before its padding.
 
         Raises:
             ValueError: a point is outside the picture.
@@ -263,12 +256,11 @@ def save_attention(path: str | os.PathLike[str], found: Sequence[BlockAttention]
     for block in found:
         arrays[f"{block.name}/difference"] = np.float64(block.difference)
         if block.rows:
-            centers = [row.key_centers() for row in block.rows]
+            x, y = zip(*(row.key_centers() for row in block.rows), strict=True)
             arrays[f"{block.name}/weights"] = np.stack([row.weights for row in block.rows])
             arrays[f"{block.name}/points"] = np.array([row.point for row in block.rows])
             arrays[f"{block.name}/cells"] = np.array([row.cell for row in block.rows])
-            arrays[f"{block.name}/keys_x"] = np.stack([x for x, _ in centers])
-            arrays[f"{block.name}/keys_y"] = np.stack([y for _, y in centers])
+            arrays[f"{block.name}/keys_x"], arrays[f"{block.name}/keys_y"] = np.stack(x), np.stack(y)
     with whole_file(path) as partial_path, open(partial_path, "wb") as file:  # a name would get a suffix
         np.savez_compressed(file, **arrays)
 

@@ -35,10 +35,7 @@ class LoadedConfig(NamedTuple):
 def load_config(
     config_file: str | os.PathLike[str], opts: Sequence[Any], add_keys: Callable[[CfgNode], None]
 ) -> LoadedConfig:
-    """Load a config file with its bases, and overrides.
-
-    YAML is loaded safely: a file cannot run code. MODEL.DEVICE becomes "cpu" where there is no CUDA device
-    and neither the files nor ``opts`` set it.
+    """Load a config file with its bases, and overrides, as :func:`nonlocal_det.get_config` says.
 
     Args:
         config_file: a path, or else a name under ``configs/``.
@@ -110,18 +107,16 @@ def _merge_file(cfg: CfgNode, path: Path, known: Mapping[str, Any]) -> set[str]:
     except UnicodeDecodeError:
         raise ConfigError(f"config file {path}: not a text file; write YAML in UTF-8") from None
     except OSError as error:
-        raise ConfigError(
-            f"config file {path}: cannot read {error.filename or path}: {error.strerror or error}; _BASE_ is "
-            "looked up beside the file that names it"
-        ) from None
+        what = f"cannot read {error.filename or path}: {error.strerror or error}"
+        hint = "_BASE_ is looked up beside the file that names it"
+        raise ConfigError(f"config file {path}: {what}; {hint}") from None
     except (AssertionError, AttributeError, TypeError):  # a list, a lone word or nothing at all
         chain = None
     except RecursionError:
         raise ConfigError(f"config file {path}: it is its own _BASE_, by itself or through others") from None
     if not isinstance(chain, dict):
-        raise ConfigError(
-            f"config file {path}: it, or its _BASE_, is not made of KEY: value lines; write such lines"
-        )
+        what = "it, or its _BASE_, is not made of KEY: value lines; write such lines"
+        raise ConfigError(f"config file {path}: {what}")
     if dotted := next((key for key in _keys(chain) if "." in key), None):
         raise ConfigError(
             f"config file {path}: {dotted} is written in one word; in a file each part stands on a line "

@@ -14,9 +14,7 @@ from iopath.common.file_io import file_lock
 
 from nonlocal_det.files import hash_file
 
-CACHE_VARIABLE = "NONLOCAL_DET_CACHE"
-"""Environment variable that names the cache folder."""
-
+CACHE_VARIABLE = "NONLOCAL_DET_CACHE"  # the environment variable that names the cache folder
 _MANIFEST = "manifest.json"
 
 logger = logging.getLogger(__name__)

@@ -92,8 +92,7 @@ class TrainLoader:
     def __iter__(self) -> Iterator[list[Any]]:
         """Go on after the last batch that was taken, or that :meth:`load_state_dict` has set."""
         running = self._batches()
-        # Weak, so that the workers of an iterator which is dropped end at once.
-        self._running = weakref.ref(running)
+        self._running = weakref.ref(running)  # the workers of an iterator that is dropped end at once
         return running
 
     def close(self) -> None:
@@ -258,8 +257,7 @@ def _fingerprint(dataset: Sequence[Mapping[str, Any]]) -> str:
     """Return a hash that differs for other images or annotations, but not for another folder."""
     digest = hashlib.sha256()
     for image in dataset:
-        name = os.path.basename(image.get("file_name", ""))
-        annotations = len(image.get("annotations", ()))
+        name, annotations = os.path.basename(image.get("file_name", "")), len(image.get("annotations", ()))
         size = (image.get("width"), image.get("height"))
         digest.update(repr((name, image.get("image_id"), size, annotations)).encode())
     return digest.hexdigest()

@@ -14,8 +14,6 @@ from nonlocal_det.config.messages import check_choice, check_least, config_error
 from nonlocal_det.data.cache import is_made_on_first_use
 from nonlocal_det.errors import ConfigError
 
-__all__ = ["check_datasets", "check_output", "check_settings", "check_training"]
-
 # What Detectron2 takes. Other values it finds late, or takes for "none".
 _CHOICES_IN_TRAINING = {
     "SOLVER.LR_SCHEDULER_NAME": ("WarmupMultiStepLR", "WarmupCosineLR", "WarmupStepWithFixedGammaLR"),
@@ -68,11 +66,7 @@ def _check_device(device: str) -> None:
 
 
 def check_training(cfg: CfgNode, processes: int = 1) -> None:
-    """Check the settings that training on this machine, with this many processes, cannot follow.
-
-    Args:
-        cfg: the config, before or after it is scaled to the number of processes.
-        processes: number of processes on all machines.
+    """Check the settings that training with this number of processes, on all machines, cannot follow.
 
     Raises:
         ConfigError: mixed precision or synchronised batch norm on CPUs, no data, a schedule of no length,
@@ -136,11 +130,7 @@ def check_output(folder: str) -> None:
 
 
 def check_datasets(key: str, names: tuple[str, ...]) -> None:
-    """Check that data sets are registered, and that their files are where they are said to be.
-
-    Args:
-        key: "DATASETS.TRAIN" or "DATASETS.TEST".
-        names: its value.
+    """Check that the data sets which a key names are registered, and that their files are there.
 
     Raises:
         ConfigError: one is not.

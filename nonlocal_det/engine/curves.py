@@ -15,8 +15,6 @@ from detectron2.utils.file_io import PathManager
 
 from nonlocal_det.media.figure import make_figure, tidy
 
-__all__ = ["draw_curves", "read_metrics"]
-
 #: Values of a metric by iteration, in its order.
 Series = dict[int, float]
 
@@ -34,9 +32,6 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, Series]:
     The run may have been stopped and resumed any number of times. Where it went back, as one that was killed
     does, what had been written of later iterations is left out. Lines that are not whole are left out too,
     but not a whole one behind the beginning of another.
-
-    Args:
-        path: the file that Detectron2's ``JSONWriter`` has written.
 
     Raises:
         OSError: the file cannot be read.
@@ -72,22 +67,16 @@ def _rows(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def draw_curves(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Draw the total loss, AP and every single loss of a run, and its validation losses, if there are any.
-
-    Args:
-        source: ``metrics.json``.
-        target: a .png file.
+    """Draw the losses, validation losses and AP in ``metrics.json`` (source) into a .png file (target).
 
     Raises:
         OSError: one of them cannot be read or written.
     """
-    metrics = {
-        name: {iteration: value for iteration, value in series.items() if math.isfinite(value)}
-        for name, series in read_metrics(source).items()
-    }
+    metrics: dict[str, Series] = {}
     validation: dict[str, dict[str, Series]] = {}
     scores: dict[str, Series] = {}
-    for name, series in metrics.items():
+    for name, every in read_metrics(source).items():
+        metrics[name] = series = {k: value for k, value in every.items() if math.isfinite(value)}
         if found := _VALIDATION.fullmatch(name):
             validation.setdefault(found["loss"], {})[found["dataset"] or ""] = series
         elif found := _AP.fullmatch(name):
@@ -123,12 +112,10 @@ def _draw_losses(
     axis: Any, name: str, metrics: dict[str, Series], validation: dict[str, dict[str, Series]]
 ) -> None:
     """Draw one loss: a line for training, and one with a point for each evaluation of a data set."""
-    curves = [("training (median of 20 iterations)", metrics.get(name, {}))]
-    curves += [
-        (f"validation{f' on {dataset}' if dataset else ''}", series)
-        for dataset, series in validation.get(name, {}).items()
-    ]
-    for (label, series), color in zip(curves, cycle(_COLORS)):
+    curves = {"training (median of 20 iterations)": metrics.get(name, {})}
+    for dataset, series in validation.get(name, {}).items():
+        curves[f"validation on {dataset}" if dataset else "validation"] = series
+    for (label, series), color in zip(curves.items(), cycle(_COLORS)):
         x, y = list(series), list(series.values())
         if color == _COLORS[0] and len(x) > 2 * _POINTS:  # else the line would be a band
             axis.plot(x, y, color=color, alpha=0.3, lw=0.5)
@@ -136,14 +123,14 @@ def _draw_losses(
         if x:
             marker = "" if color == _COLORS[0] and len(x) > 1 else "."
             axis.plot(x, y, marker=marker, color=color, label=label, lw=1.2)
-    values = [value for _, series in curves for value in series.values()]
+    values = [value for series in curves.values() for value in series.values()]
     if values and min(values) > 0 and max(values) > 20 * median(values):
         axis.set_yscale("log")
         axis.yaxis.set_minor_formatter("")
 
 
 def _thinned(values: list[float]) -> list[float]:
-    """Return means over equal parts."""
+    """Return the means of equal parts."""
     step = -(-len(values) // _POINTS)
     return [fmean(values[i : i + step]) for i in range(0, len(values), step)]
 

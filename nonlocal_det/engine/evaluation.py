@@ -17,8 +17,6 @@ from nonlocal_det.engine.preemption import StoppableLoader, StopRequest
 from nonlocal_det.engine.task import Task, find_task
 from nonlocal_det.layers.kernels import settle_kernels
 
-__all__ = ["evaluate", "evaluate_augmented", "metric_prefix"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -35,7 +33,7 @@ def evaluate(
     Args:
         cfg: the config.
         model: the model.
-        task: its task; by default the config's.
+        task: the task; by default the config's.
         stop: a request that cuts the evaluation short in all processes.
         folder: name of the folder in OUTPUT_DIR that predictions go to.
 
@@ -69,11 +67,7 @@ def evaluate(
 def evaluate_augmented(
     cfg: CfgNode, model: nn.Module, *, task: Task | None = None, stop: StopRequest | None = None
 ) -> OrderedDict[str, Any]:
-    """Evaluate with test-time augmentation (TEST.AUG); the arguments are those of :func:`evaluate`.
-
-    Returns:
-        The results of :func:`evaluate`, each key with "_TTA" after it.
-    """
+    """Do what :func:`evaluate` does, with test-time augmentation (TEST.AUG) and "_TTA" after each key."""
     task = task or find_task(cfg)
     logger.info("Evaluating with test-time augmentation")
     augmented = task.augment(cfg, model)

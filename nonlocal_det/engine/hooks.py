@@ -24,9 +24,6 @@ class PeriodicCheckpointer(HookBase):
 
     Unlike Detectron2's it runs in all processes, since each gives its random states. When one of them was
     asked to stop, all save, and training ends by :class:`Preempted`.
-
-    Args:
-        period: number of iterations.
     """
 
     def __init__(self, period: int) -> None:
@@ -107,15 +104,9 @@ class _BestKeeper(NonLocalCheckpointer):
 
 
 class BestCheckpointer(hooks.BestCheckpointer):
-    """Keeps the best checkpoint as Detectron2's does, and remembers its score when the run is resumed.
+    """Keeps the best checkpoint as Detectron2's does, and remembers its score when the run is resumed."""
 
-    Attributes:
-        best_metric: the best score; None before the first.
-        best_iter: its iteration.
-        since_best: number of evaluations since then, none of which was better.
-    """
-
-    since_best = 0
+    since_best = 0  # evaluations since the best one
 
     @property
     def metric(self) -> str:
@@ -145,15 +136,11 @@ class BestCheckpointer(hooks.BestCheckpointer):
         """Return the best score, its iteration, and the number of evaluations since."""
         if self.best_metric is None:
             return {}
-        return {
-            "metric": self._val_metric,
-            "best_metric": self.best_metric,
-            "best_iter": self.best_iter,
-            "since_best": self.since_best,
-        }
+        found = {name: getattr(self, name) for name in ("best_metric", "best_iter", "since_best")}
+        return {"metric": self._val_metric, **found}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; the score of another metric is no measure."""
+        """Restore what :meth:`state_dict` returned, unless it is of another metric."""
         if state_dict["metric"] == self._val_metric:
             self.best_metric, self.best_iter = state_dict["best_metric"], state_dict["best_iter"]
             self.since_best = state_dict.get("since_best", 0)
@@ -167,8 +154,8 @@ class EarlyStopping(HookBase):
 
     Args:
         period: number of iterations between evaluations.
-        patience: number of evaluations, 1 or more.
-        best: the hook that compares the scores, in the main process; None in the others.
+        patience: number of evaluations.
+        best: the hook that compares the scores; None in processes other than the main one.
     """
 
     def __init__(self, period: int, patience: int, best: BestCheckpointer | None) -> None:
@@ -203,10 +190,9 @@ class EarlyStopping(HookBase):
         logger.info("%s", trainer.ending.reason)
 
     def _look(self, done: int) -> None:
-        reason = ""
-        if self._best is not None and self._best.since_best >= self._patience:
-            best, number = self._best, self._best.since_best
-            since = f"{number} evaluations" if number > 1 else "evaluation"
+        reason, best = "", self._best
+        if best is not None and best.since_best >= self._patience:
+            since = f"{best.since_best} evaluations" if best.since_best > 1 else "evaluation"
             reason = (
                 f"Training was stopped early after {done} of {self.trainer.max_iter} iterations: the best "
                 f"{best.metric}, {best.best_metric:.2f} after {best.best_iter + 1}, was not beaten by the "

@@ -36,8 +36,6 @@ from nonlocal_det.layers.kernels import settle_kernels
 from nonlocal_det.modeling.build import build_model
 from nonlocal_det.modeling.checks import check_loaded
 
-__all__ = ["Ending", "Trainer"]
-
 #: Numbered checkpoints of a run that are kept, besides the final one and the best.
 KEPT_CHECKPOINTS = 3
 
@@ -46,15 +44,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ending:
-    """Why training ends before SOLVER.MAX_ITER.
+    """Why training ends before SOLVER.MAX_ITER."""
 
-    Attributes:
-        reason: one line.
-        error: what :meth:`Trainer.train` raises; None where the run is done early, and whole.
-    """
-
-    reason: str
-    error: BaseException | None = None
+    reason: str  # one line
+    error: BaseException | None = None  # what Trainer.train raises; None where the run is done
 
 
 class Trainer(TrainerBase):
@@ -63,13 +56,6 @@ class Trainer(TrainerBase):
     It is Detectron2's default recipe (its optimizer, schedule, hooks and writers) for any task, with strict
     loading of weights (:class:`NonLocalCheckpointer`), on GPUs and CPUs, and with exact resume
     (:class:`RunState`). "Best" is by the first of the task's scores on the first data set of DATASETS.TEST.
-
-    Attributes:
-        cfg: the config, scaled to the number of processes.
-        task: the task.
-        step: does the steps.
-        ending: why training ends before SOLVER.MAX_ITER; None as long as it does not.
-        saved: the iteration that this run saved last; None before.
 
     Args:
         cfg: the config, checked by :func:`nonlocal_det.engine.task.check_run`. With
@@ -80,7 +66,6 @@ class Trainer(TrainerBase):
 
     Raises:
         ConfigError: a part of the model or the data is wrong.
-        CheckpointError: ``allow_missing`` is not a regular expression.
     """
 
     def __init__(
@@ -97,7 +82,7 @@ class Trainer(TrainerBase):
         self.cfg = cfg = DefaultTrainer.auto_scale_workers(cfg, comm.get_world_size())
         self.task = task or find_task(cfg)
         self.ending: Ending | None = None
-        self.saved: int | None = None
+        self.saved: int | None = None  # the iteration that was saved last
         self.max_iter = cfg.SOLVER.MAX_ITER
         self._stop = StopRequest() if stop is None else stop  # one that was not asked to stop is false
 
@@ -205,11 +190,11 @@ class Trainer(TrainerBase):
 
     @property
     def stopping(self) -> bool:
-        """Whether a process was asked to stop. With several, what all know of before the last backward."""
+        """Whether a process was asked to stop. Several look before backward, so that all know the same."""
         return self.step.stopping or (comm.get_world_size() == 1 and bool(self._stop))
 
     def end(self, reason: str, error: BaseException | None = None) -> None:
-        """Let training end after this iteration; hooks may call it. The first error is the one that counts.
+        """Let training end after this iteration; hooks may call it. Of several errors the first counts.
 
         Args:
             reason: why, in one line.
@@ -232,7 +217,7 @@ class Trainer(TrainerBase):
         self.saved, self.iter = self.iter, here
 
     def before_train(self) -> None:
-        """Prepare the hooks; then take up the random states of the run that is resumed."""
+        """Prepare the hooks; then set the random states of the run that is resumed."""
         # Its default is a million values of each metric: 150 MB in 90,000 iterations. Writers look at 20.
         self.storage._history.default_factory = partial(HistoryBuffer, max_length=1000)
         super().before_train()
@@ -265,26 +250,21 @@ class Trainer(TrainerBase):
                 if not self.failed:
                     raise
 
-    @property
-    def hooks(self) -> list[upstream.HookBase]:
-        """The hooks, in the order in which they run."""
-        return self._hooks
-
     def evaluate(self) -> dict[str, Any]:
         """Evaluate the model as it is, on all processes; return scores and validation losses."""
         if comm.get_world_size() > 1:
-            # Batch norms keep statistics of their own in each process. Those that are saved are evaluated.
+            # Each process has batch norm statistics of its own. Those that are saved are evaluated.
             for buffer in self.checkpointer.model.buffers():
                 distributed.broadcast(buffer, 0)
         self._results = evaluate(self.cfg, self.model, task=self.task, stop=self._stop)
-        losses = {}
+        found = dict(self._results)
         if self._validation_loss is not None:
-            for dataset, found in self._validation_loss(self.checkpointer.model).items():
+            for dataset, losses in self._validation_loss(self.checkpointer.model).items():
                 prefix = metric_prefix(self.cfg, dataset)
-                named = {f"{prefix}val/{key}": value for key, value in found.items()}
+                named = {f"{prefix}val/{key}": value for key, value in losses.items()}
                 logger.info("%s", "  ".join(f"{key}: {value:.4g}" for key, value in named.items()))
-                losses.update(named)
-        return {**self._results, **losses}
+                found.update(named)
+        return found
 
     def _build_hooks(self) -> list[upstream.HookBase]:
         """Return the hooks, in the order in which they run: those of Detectron2, in forms that can resume.

@@ -19,8 +19,6 @@ from torch.utils.data import DataLoader
 from nonlocal_det.data.workers import iterate
 from nonlocal_det.errors import Preempted
 
-__all__ = ["STOP_SIGNALS", "StopRequest", "StoppableLoader"]
-
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -28,13 +26,10 @@ class StopRequest:
     """Whether this process, or the one that started it, was asked to stop.
 
     The first signal is a request; a second one ends the process at once, as the signal does by default.
-
-    Attributes:
-        echo: seconds after the first signal in which another one is taken for the same, sent once more.
     """
 
     def __init__(self) -> None:
-        self.echo = 0.0
+        self.echo = 0.0  # seconds after a signal in which another one is taken for the same, sent once more
         self._since = 0.0
         # Plain shared memory: a lock could be held by the very code that a signal interrupts.
         self._shared: Any = get_context("spawn").RawValue(ctypes.c_bool, False)

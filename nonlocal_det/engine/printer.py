@@ -5,22 +5,14 @@ from __future__ import annotations
 import torch
 from detectron2.utils.events import CommonMetricPrinter, EventStorage, get_event_storage
 
-__all__ = ["TrainingPrinter"]
-
 
 class TrainingPrinter(CommonMetricPrinter):
     """Prints what Detectron2's printer does, and the epoch, which is the scalar "epoch" of the storage.
 
-    Losses are those of training alone: what an evaluation has found would be repeated until the next one.
-
-    Args:
-        max_iter: number of iterations of the run.
-        window_size: losses are medians over this many iterations.
+    Losses are those of training alone: those of an evaluation would be repeated until the next one.
     """
 
-    def __init__(self, max_iter: int | None = None, window_size: int = 20) -> None:
-        super().__init__(max_iter, window_size)
-        self._printed: int | None = None
+    _printed: int | None = None  # the last iteration that was printed
 
     def write(self) -> None:
         """Print a line, unless nothing has been trained since the last one."""

@@ -16,21 +16,13 @@ from nonlocal_det.data.random_states import isolated_randomness, set_random_stat
 from nonlocal_det.engine.task import Task, all_tasks
 from nonlocal_det.files import write_whole
 
-__all__ = ["replay_batch", "save_batch"]
-
 
 def save_batch(
     path: str, task: Task, model: nn.Module, batch: Any, random_states: Mapping[str, Any], **more: Any
 ) -> None:
-    """Write a batch with the weights and random states of its step, in plain containers and tensors.
+    """Write a batch with the weights and random states that its step began with, and ``more``.
 
-    Args:
-        path: the file.
-        task: encodes what only it knows.
-        model: the model, not wrapped.
-        batch: what the model was called with.
-        random_states: those before the call.
-        more: what else to write.
+    The file holds plain containers and tensors; ``task`` encodes what only it knows.
 
     Raises:
         OSError: the file cannot be written.
@@ -43,9 +35,7 @@ def save_batch(
 def replay_batch(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     """Return the losses of a saved batch by name, computed with its weights and random numbers.
 
-    Args:
-        model: a model of the same config; its weights are replaced.
-        path: the file that the log names.
+    ``model`` is a model of the same config; its weights are replaced.
 
     Raises:
         CheckpointError: the file is damaged or no saved batch.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from detectron2.engine import HookBase
@@ -14,8 +14,6 @@ from detectron2.utils import comm
 from nonlocal_det.data.loader import TrainLoader
 from nonlocal_det.data.random_states import random_states, set_random_states
 from nonlocal_det.errors import CheckpointError
-
-__all__ = ["RunState"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +29,6 @@ class RunState:
 
     On a CPU, with up to two processes, a run that is stopped and resumed ends with the same bits as one that
     was not.
-
-    Args:
-        trainer: the run, a :class:`nonlocal_det.engine.loop.Trainer`.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -52,12 +47,12 @@ class RunState:
             self._resumed = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
+        """Return the state to save."""
         trainer = self._trainer
         inner = {"iteration": trainer.iter, "optimizer": trainer.optimizer.state_dict()}
         if trainer.step.scaler.is_enabled():
             inner["grad_scaler"] = trainer.step.scaler.state_dict()
-        hooks = {name: hook.state_dict() for name, hook in _named(trainer.hooks)}
+        hooks = {name: hook.state_dict() for name, hook in _named(trainer._hooks)}
         state = {
             "iteration": trainer.iter,
             "hooks": {name: found for name, found in hooks.items() if found},
@@ -72,10 +67,7 @@ class RunState:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a run. What cannot be restored exactly is logged.
-
-        Args:
-            state_dict: what :meth:`state_dict` returned, or what Detectron2's trainer saves.
+        """Restore a run from :meth:`state_dict`'s, or Detectron2's, state; log what is not restored exactly.
 
         Raises:
             CheckpointError: it belongs to a run with other parameters.
@@ -86,7 +78,7 @@ class RunState:
             trainer.optimizer.load_state_dict(state_dict["_trainer"]["optimizer"])
             if trainer.step.scaler.is_enabled() and "grad_scaler" in state_dict["_trainer"]:
                 trainer.step.scaler.load_state_dict(state_dict["_trainer"]["grad_scaler"])
-            for name, hook in _named(trainer.hooks):
+            for name, hook in _named(trainer._hooks):
                 if name in hooks:
                     hook.load_state_dict(hooks[name])
         except (KeyError, ValueError) as error:
@@ -109,8 +101,8 @@ class RunState:
         else:
             loader.skip((self._trainer.iter + 1) * self._trainer.cfg.SOLVER.IMS_PER_BATCH)
 
-    def _load_random_states(self, states: Iterable[dict[str, Any]]) -> None:
-        states, processes = list(states), comm.get_world_size()
+    def _load_random_states(self, states: Sequence[dict[str, Any]]) -> None:
+        processes = comm.get_world_size()
         if len(states) == processes:
             self._resumed = states[comm.get_rank()]
             return

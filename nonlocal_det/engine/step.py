@@ -23,8 +23,6 @@ from nonlocal_det.engine.task import Task
 from nonlocal_det.errors import NonFiniteLossError
 from nonlocal_det.upstream import global_gloo_group
 
-__all__ = ["TrainingStep"]
-
 logger = logging.getLogger(__name__)
 
 #: How many losses are averaged over the processes; of more, the log has those of the main process.
@@ -39,17 +37,12 @@ class TrainingStep:
     finite in any process changes nothing in any of them, neither weights nor running statistics, and the
     batch is saved by the process that had it.
 
-    Attributes:
-        skipped: number of steps that were skipped so far.
-        stopping: whether a process was asked to stop before the last step's backward.
-        scaler: scales the gradients with mixed precision; does nothing without.
-
     Args:
         model: the model, with its wrapper for several processes.
-        loader: the batches.
-        optimizer: the optimizer.
-        task: the task, whose batches are saved.
-        folder: where batches are saved.
+        loader: gives the batches.
+        optimizer: changes the weights.
+        task: encodes batches that are saved.
+        folder: where they are saved.
         max_skipped: number of steps that may be skipped; one more is an error.
         mixed_precision: whether forward runs in float16 where that is safe.
         stop: says whether this process was asked to stop.
@@ -67,8 +60,8 @@ class TrainingStep:
         mixed_precision: bool = False,
         stop: StopRequest | None = None,
     ) -> None:
-        self.skipped = 0
-        self.stopping = False
+        self.skipped = 0  # steps so far
+        self.stopping = False  # whether a process was asked to stop before the last step's backward
         self._model, self._loader, self._optimizer = model.train(), loader, optimizer
         self._bare = getattr(model, "module", model)
         self._task, self._folder, self._stop = task, folder, stop
@@ -78,11 +71,7 @@ class TrainingStep:
         self._batches: Iterator[Any] | None = None
 
     def __call__(self, iteration: int, storage: EventStorage) -> None:
-        """Do one step, or skip it in all processes.
-
-        Args:
-            iteration: its number.
-            storage: gets the losses, and the time that the data took.
+        """Do one step, or skip it in all processes; put the losses and the data's time into the storage.
 
         Raises:
             NonFiniteLossError: a loss is not finite, and no step may be skipped any more.

@@ -28,15 +28,10 @@ from nonlocal_det.modeling.checks import check_blocks
 
 
 class Task(ABC):
-    """One kind of training and evaluation.
-
-    Attributes:
-        name: its name.
-        architectures: the values of MODEL.META_ARCHITECTURE that are its own.
-    """
+    """One kind of training and evaluation."""
 
     name: str
-    architectures: frozenset[str]
+    architectures: frozenset[str]  # the values of MODEL.META_ARCHITECTURE that it knows
 
     @abstractmethod
     def add_keys(self, cfg: CfgNode) -> None:
@@ -49,7 +44,7 @@ class Task(ABC):
         Args:
             cfg: the config, changed in place.
             folders: where relative paths are looked up besides the working directory.
-            user_keys: keys that the user set, as opposed to the project's own config files.
+            user_keys: the keys that the user set; those of the project's own config files are not.
 
         Raises:
             ConfigError: a file cannot be used, or contradicts a setting.
@@ -67,10 +62,7 @@ class Task(ABC):
     def check_classes(self, cfg: CfgNode, key: str, name: str) -> None:
         """Raise a ConfigError for a data set with more classes than the model, or without what it learns.
 
-        Args:
-            cfg: the config.
-            key: "DATASETS.TRAIN" or "DATASETS.TEST".
-            name: a registered data set that the key names.
+        ``key``, "DATASETS.TRAIN" or "DATASETS.TEST", names the data set ``name``, which is registered.
         """
 
     @abstractmethod
@@ -159,11 +151,7 @@ def find_task(cfg: CfgNode) -> Task:
 
 
 def add_nonlocal_config(cfg: CfgNode) -> None:
-    """Add this package's keys to a config. A second call changes nothing.
-
-    Args:
-        cfg: a Detectron2 config, changed in place.
-    """
+    """Add this package's keys to a Detectron2 config, in place. A second call changes nothing."""
     if "NONLOCAL" in cfg.MODEL:
         return
     keys.add_keys(cfg)

@@ -22,8 +22,6 @@ from nonlocal_det.engine.task import Task, find_task
 from nonlocal_det.errors import listed
 from nonlocal_det.upstream import BatchNormBase, DropoutBase
 
-__all__ = ["ValidationLoss"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -47,10 +45,7 @@ class ValidationLoss:
         self._loaders: dict[str, DataLoader | None] | None = None
 
     def __call__(self, model: nn.Module) -> dict[str, dict[str, float]]:
-        """Compute the losses. All processes must call this.
-
-        Args:
-            model: the model, without a wrapper for several processes.
+        """Compute the losses of a model that is not wrapped. All processes must call this.
 
         Returns:
             In the main process, for each data set the mean over its images of "total_loss" and of every loss
@@ -129,7 +124,7 @@ def _computes_losses(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _keeps_attributes(model: nn.Module) -> Iterator[None]:
-    """Undo what a forward pass sets on the model: RetinaNet keeps a moving average of positive anchors."""
+    """Undo what a forward pass sets on the model: RetinaNet has a moving average of positive anchors."""
     before = dict(vars(model))
     try:
         yield

@@ -88,8 +88,8 @@ def evaluate_with(
     known = sorted({name for forms in FORMS.values() for name in forms})
     if form is not None and form not in known:
         raise ValueError(f"form={form!r} is unknown; use one of {known}")
-    changes = {"matrix": matrix_bytes, "chunk": chunk_bytes, "keep": keep}
-    changes = {name: value for name, value in changes.items() if value is not None}
+    given = {"matrix": matrix_bytes, "chunk": chunk_bytes, "keep": keep}
+    changes = {name: value for name, value in given.items() if value is not None}
     outer_form, limits = _forced.get()
     if changes:
         limits = replace(limits or _LIMITS["cpu"], **changes)

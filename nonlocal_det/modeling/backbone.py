@@ -50,10 +50,10 @@ def build_nonlocal_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
         if not len(node[key]):
             continue
         stage, name = _find_stage(resnet, key, node), key.lower()
-        count, like = len(stage), stage[-1]
+        count = len(stage)
         positions = resolve_positions(f"MODEL.NONLOCAL.{key}", node[key], count)
         if node.BLOCK == "residual":
-            make = partial(build_residual_block, like, norm=options.norm)
+            make = partial(build_residual_block, stage[-1], norm=options.norm)
         else:
             make = partial(options.build, block=StageNonLocalBlock)
         inserted = insert_blocks(stage, positions, node.BLOCK, make)
@@ -101,15 +101,10 @@ def _check_retinanet(cfg: CfgNode, backbone: Backbone) -> None:
 
 def _table_row(name: str, position: int, count: int, block: nn.Module) -> tuple:
     where = f"before block {position} of {count}" if position < count else f"after the last of {count} blocks"
-    parameters = list(block.parameters())
-    return (
-        name,
-        where,
-        block.in_channels,
-        block.inter_channels if isinstance(block, StageNonLocalBlock) else block.conv1.out_channels,
-        sum(parameter.numel() for parameter in parameters),
-        "trained" if any(parameter.requires_grad for parameter in parameters) else "frozen (FREEZE_AT)",
-    )
+    inner = block.inter_channels if isinstance(block, StageNonLocalBlock) else block.conv1.out_channels
+    trained = any(parameter.requires_grad for parameter in block.parameters())
+    state = "trained" if trained else "frozen (FREEZE_AT)"
+    return name, where, block.in_channels, inner, sum(x.numel() for x in block.parameters()), state
 
 
 def _log(rows: list[tuple], node: CfgNode, options: BlockOptions) -> None:

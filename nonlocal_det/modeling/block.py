@@ -64,27 +64,13 @@ class BlockOptions:
                 'MODEL.NONLOCAL.INIT "normal" without a norm may learn slowly: theta, phi and g start at '
                 '0.01 and W_z at 0; write INIT "msra", or a norm such as NORM "BN"'
             )
-        return cls(
-            pairwise=node.PAIRWISE,
-            reduction=node.REDUCTION,
-            pool=node.POOL,
-            scale=node.SCALE,
-            norm=_naive_sync_batch_norm if node.NORM == "naiveSyncBN" else node.NORM,
-            init=node.INIT,
-        )
+        norm = _naive_sync_batch_norm if node.NORM == "naiveSyncBN" else node.NORM
+        return cls(node.PAIRWISE, node.REDUCTION, node.POOL, node.SCALE, norm, node.INIT)
 
     def build(self, channels: int, block: type[NonLocalBlock] = NonLocalBlock) -> NonLocalBlock:
         """Make a block of a class for maps of C channels."""
-        return block(
-            channels,
-            max(1, channels // self.reduction),
-            ndim=2,
-            pairwise=self.pairwise,
-            pool=self.pool,
-            scale=self.scale,
-            norm=self.norm,
-            init=self.init,
-        )
+        options = dict(vars(self))
+        return block(channels, max(1, channels // options.pop("reduction")), ndim=2, **options)
 
 
 def build_residual_block(
@@ -92,8 +78,7 @@ def build_residual_block(
 ) -> BasicBlock | BottleneckBlock:
     """Make an ordinary residual block that starts as an identity: what a non-local block is compared with.
 
-    Its last gamma is 0, or without a norm its last conv, and its input is not negative, as the blocks and the
-    stem before it end in a ReLU.
+    Its last gamma is 0, or without a norm its last conv. Its input, which a ReLU has made, is not negative.
 
     Args:
         like: a block of the stage. The new one has its kind, groups, dilation and ratio of inner channels.

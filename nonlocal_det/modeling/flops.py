@@ -6,7 +6,7 @@ As in fvcore, one multiply-add is one FLOP.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from torch import nn
 class Flops:
     """Operations of a model."""
 
-    parts: dict[str, int] = field(default_factory=dict)  # multiply-adds of each
-    uncounted: set[str] = field(default_factory=set)  # operators that no counter knows, missing in `parts`
+    parts: dict[str, int]  # multiply-adds of each
+    uncounted: set[str]  # operators that no counter knows, missing in `parts`
 
     @property
     def total(self) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.cpp_extension
 
 pytest.importorskip("detectron2")
 

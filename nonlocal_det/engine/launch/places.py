@@ -11,8 +11,6 @@ import torch
 
 from nonlocal_det.errors import ConfigError
 
-__all__ = ["Place", "count_processes", "find_place"]
-
 #: What torchrun tells each process that it starts.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -35,18 +33,11 @@ def find_place(
     dist_url: str = "auto",
     environment: Mapping[str, str] = os.environ,
 ) -> Place | None:
-    """Look for what torchrun, or Slurm's srun, tells the processes that it starts.
+    """Return this process's place by what torchrun, or Slurm's srun, tells the processes that it starts.
 
-    Args:
-        num_gpus: this and the next three are those of :func:`launch_processes`. Where the processes have been
-            started, the number of those on this machine, or 1.
-        num_machines: with more than 1 the processes are started here.
-        machine_rank: not used.
-        dist_url: with "auto", Slurm's port follows from the number of the job.
-        environment: the variables.
-
-    Returns:
-        The place; None for a process that is to start the others itself, or to stay alone.
+    It is None for a process that is to start the others itself, or to stay alone. The arguments are those of
+    :func:`launch_processes`; where the processes have been started, ``num_gpus`` is the number of those on
+    this machine, or 1, and with more than one machine they are always started here.
 
     Raises:
         ConfigError: a variable makes no sense, or the numbers do not fit what was started.

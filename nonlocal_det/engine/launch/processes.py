@@ -22,8 +22,6 @@ from nonlocal_det.engine.launch.places import Place, count_processes, find_place
 from nonlocal_det.engine.preemption import StopRequest
 from nonlocal_det.errors import INPUT_ERRORS, ConfigError, ExitCode, Preempted
 
-__all__ = ["launch_processes"]
-
 #: Seconds in which a signal may arrive twice: torchrun and Slurm pass on what the processes may get directly.
 _SIGNAL_ECHO = 5.0
 
