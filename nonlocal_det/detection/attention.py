@@ -21,9 +21,6 @@ def record_attention(model: nn.Module) -> AttentionRecorder:
 
     A block of the head is asked about the highest-scoring instance whose box holds the point.
 
-    Args:
-        model: the detector.
-
     Raises:
         ValueError: it has no such block.
     """

@@ -147,11 +147,7 @@ def check_data(cfg: CfgNode, *, training: bool) -> None:
     """Check the annotation files of a config's data sets, but for Detectron2's own and the built-in ones.
 
     What is found goes to the log, and what DATASETS.REGISTER has taken from the files. Of the pictures a
-    sample is opened; everything else is checked whole.
-
-    Args:
-        cfg: a config from :func:`nonlocal_det.get_config`.
-        training: whether the run trains, so that DATASETS.TRAIN is used.
+    sample is opened; everything else is checked whole. DATASETS.TRAIN counts in ``training`` alone.
 
     Raises:
         ConfigError: a data set has errors; the message has the first one.

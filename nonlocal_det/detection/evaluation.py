@@ -82,7 +82,8 @@ def evaluate_coco(
         if image_ids is not None:
             evaluation.params.img_ids = list(image_ids)
         evaluation.run()
-    return Scores(np.asarray(evaluation.stats), _pick(evaluation.eval, ("precision", "recall", "scores")))
+        evaluated = _pick(evaluation.eval, ("precision", "recall", "scores"))
+    return Scores(np.asarray(evaluation.stats), evaluated)
 
 
 class COCOEvaluator(Detectron2Evaluator):

@@ -92,21 +92,18 @@ class Layer:
     """
 
     def __init__(self, box: tuple[int, int, int, int], size: tuple[int, int]) -> None:
-        self.x0, self.y0 = min(max(box[0], 0), size[0]), min(max(box[1], 0), size[1])
-        self.x1, self.y1 = max(min(box[2], size[0]), self.x0), max(min(box[3], size[1]), self.y0)
-        shape = ((self.y1 - self.y0) * SUBPIXELS, (self.x1 - self.x0) * SUBPIXELS, 4)
+        (x0, y0), (x1, y1) = np.clip(np.reshape(box, (2, 2)), 0, size).tolist()
+        #: The rows and columns of the picture that the layer covers.
+        self.window = slice(y0, y1), slice(x0, x1)
+        self._size = (x1 - x0, y1 - y0)
+        self._origin = (x0 * SUBPIXELS, y0 * SUBPIXELS)
+        shape = ((y1 - y0) * SUBPIXELS, (x1 - x0) * SUBPIXELS, 4)
         self._canvas = np.zeros(shape, np.uint8)  # red, green, blue, part
-        self._origin = np.array([self.x0, self.y0], np.int32) * SUBPIXELS
 
     @property
     def empty(self) -> bool:
         """Whether the layer lies outside the picture."""
         return self._canvas.size == 0
-
-    @property
-    def window(self) -> tuple[slice, slice]:
-        """The rows and columns of the picture that the layer covers."""
-        return slice(self.y0, self.y1), slice(self.x0, self.x1)
 
     def polygon(self, points: Sequence[Point] | np.ndarray, colour: Colour, part: int) -> None:
         """Fill a convex polygon; ``points`` are in sub-pixels of the picture, ``part`` is 1 to 255.
@@ -114,13 +111,13 @@ class Layer:
         OpenCV 4 and 5 agree on the pixels of convex polygons, but not on those of ``cv2.fillPoly``.
         """
         if not self.empty:
-            corners = np.asarray(points, np.int32) - self._origin
+            corners = np.subtract(points, self._origin).astype(np.int32)
             cv2.fillConvexPoly(self._canvas, corners, (*colour, part))
 
     def disc(self, centre: Point, radius: int, colour: Colour, part: int) -> None:
         """Fill a disc."""
         if not self.empty:
-            x, y = centre[0] - int(self._origin[0]), centre[1] - int(self._origin[1])
+            x, y = centre[0] - self._origin[0], centre[1] - self._origin[1]
             cv2.circle(self._canvas, (x, y), radius, (*colour, part), cv2.FILLED)
 
     def capsule(self, start: Point, end: Point, radius: int, colour: Colour, part: int) -> None:
@@ -137,12 +134,12 @@ class Layer:
 
     def part_at(self, point: Point) -> int:
         """Return the part on top at ``point`` (sub-pixels of the picture); 0 where there is none."""
-        x, y = point[0] - int(self._origin[0]), point[1] - int(self._origin[1])
+        x, y = point[0] - self._origin[0], point[1] - self._origin[1]
         height, width = self._canvas.shape[:2]
         return int(self._canvas[y, x, 3]) if 0 <= x < width and 0 <= y < height else 0
 
     def mask(self, part: int | None = None) -> np.ndarray:
-        """Return the pixels of the window of which a part, or all parts, cover half, bool [height, width]."""
+        """Return which pixels of the window a part, or all, cover at least by half, bool [height, width]."""
         return self._coverage(part) >= SUBPIXELS * SUBPIXELS // 2
 
     def blend_onto(self, image: np.ndarray) -> None:
@@ -162,12 +159,12 @@ class Layer:
         return self._shrink(drawn.astype(np.uint8) * (SUBPIXELS * SUBPIXELS))
 
     def _shrink(self, array: np.ndarray) -> np.ndarray:
-        size = (self.x1 - self.x0, self.y1 - self.y0)
+        width, height = self._size
         if self.empty:
-            return np.zeros(size[::-1] + array.shape[2:], np.int32)
+            return np.zeros((height, width, *array.shape[2:]), np.int32)
         # Halving is OpenCV's fast path, three times as fast as shrinking by 4 at once.
         for factor in (2, 1):
-            array = cv2.resize(array, (size[0] * factor, size[1] * factor), interpolation=cv2.INTER_AREA)
+            array = cv2.resize(array, (width * factor, height * factor), interpolation=cv2.INTER_AREA)
         return array.astype(np.int32)
 
 
