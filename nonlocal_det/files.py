@@ -88,9 +88,6 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     For libraries that open files themselves; :func:`write_whole` gives a file object. Several together appear
     only if all were written: enter them in one :class:`contextlib.ExitStack`, the last to appear first.
 
-    Args:
-        path: the file; one that is there is replaced.
-
     Yields:
         A path of the same name in a hidden folder beside it: some libraries write the name into the file.
         What is there at the end is moved to ``path``, or removed if an error was raised.
@@ -112,14 +109,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def hash_file(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal.
-
-    Args:
-        path: the file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

@@ -20,13 +20,9 @@ _COLORS = ("#0072b2", "#56b4e9", "#e69f00", "#009e73")
 def draw_chart(
     path: str | os.PathLike[str], blocks: Sequence[BlockCost], detector: DetectorCost | None, caption: str
 ) -> None:
-    """Draw the costs of blocks beside the matrix form, forward and backward, and those of a detector.
+    """Draw the costs of blocks beside the matrix form, and those of a detector, into a .png file.
 
-    Args:
-        path: a .png file.
-        blocks: what was measured; forward passes alone are left out.
-        detector: what it costs with its blocks; None leaves that part out.
-        caption: a line below: on what and with what it was measured.
+    Forward passes alone are left out. The caption, a line below, says on what and with what it was measured.
     """
     blocks = [cost for cost in blocks if cost.case.backward]
     panels = [*(("time", "memory") if blocks else ()), *(("detector",) if detector else ())]

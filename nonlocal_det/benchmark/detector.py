@@ -71,12 +71,8 @@ def compare_detectors(cfg: CfgNode, baseline: CfgNode, height: int, width: int, 
     Both get the same random weights, and the blocks start as identities, so both see the same proposals and
     detections. The learning rate is 0, so every step does the same.
 
-    Args:
-        cfg: config with blocks. The device is MODEL.DEVICE; MODEL.WEIGHTS is not read.
-        baseline: config without.
-        height: of the image after resizing, pixels; a multiple of 32, as the width is.
-        width: of the same.
-        pairs: how often each step runs.
+    The device is MODEL.DEVICE; MODEL.WEIGHTS is not read. ``height`` and ``width`` are those of the image
+    after resizing, multiples of 32 pixels. Each step runs ``pairs`` times.
 
     Raises:
         ConfigError: a model cannot be built or its parts are not known.

@@ -49,7 +49,7 @@ class Runner(contextlib.AbstractContextManager):
         memory: bytes at the peak of the step's first full run above those held just before. On a CPU this is
             resident memory, and None where the system does not tell (anything but Linux); on a GPU it is
             what PyTorch has allocated.
-        info: the step's own attribute `info`, or None.
+        info: the step's own.
 
     Raises:
         MeasurementError: the step ran out of memory.
@@ -68,7 +68,7 @@ class Runner(contextlib.AbstractContextManager):
         try:
             self.memory, self.info = self._receive()
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
 
     def seconds(self) -> float:
@@ -76,16 +76,12 @@ class Runner(contextlib.AbstractContextManager):
         self._connection.send("run")
         return self._receive()
 
-    def close(self) -> None:
-        """End the process."""
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
         self._process.join(timeout=5)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _receive(self) -> Any:
         try:
@@ -129,10 +125,7 @@ def seconds_in_turn(
 def compare_steps(step: tuple, reference: tuple, *turns: Any) -> tuple[StepCost, Any]:
     """Measure a step and another in turn, each given by what makes it and the arguments of that.
 
-    Args:
-        step: the step.
-        reference: the other.
-        turns: the last arguments of :func:`seconds_in_turn`.
+    ``turns`` are the last arguments of :func:`seconds_in_turn`.
 
     Returns:
         What the step costs, where memory is with what was held before (``info["held"]``), and its ``info``.
@@ -166,7 +159,7 @@ def _serve(connection: Connection, threads: int, make: Callable[..., Step], args
         step.warm_up()
         memory, seconds = _measure_first(step)
         calls = min(_MOST_CALLS, math.ceil(_SHORTEST_S / max(seconds, 1e-6)))
-        connection.send((None, (memory, getattr(step, "info", None))))
+        connection.send((None, (memory, step.info)))
         while connection.recv():
             connection.send((None, _time(step, calls)))
     except (EOFError, BrokenPipeError):  # the other side has closed

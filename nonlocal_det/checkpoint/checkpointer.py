@@ -224,8 +224,7 @@ class NonLocalCheckpointer(DetectionCheckpointer):
     def _log_incompatible_keys(self, incompatible: Any) -> None:
         missing, wrong = incompatible.missing_keys, incompatible.incorrect_shapes
         self.report = compare(self.model, self._path, missing, wrong, incompatible.unexpected_keys)
-        if self._allow_missing is not None:
-            self.report.allow(self._allow_missing)
+        self.report.allow(self._allow_missing)
         (self.logger.warning if self.report.surprising else self.logger.info)("%s", self.report)
         self.report.refuse()
         self.fresh_blocks = self.report.fresh_blocks

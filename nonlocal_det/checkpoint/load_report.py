@@ -119,11 +119,11 @@ class LoadReport:
                 "allow it by --allow-missing REGEX, found in every such name"
             )
 
-    def allow(self, pattern: re.Pattern[str]) -> None:
+    def allow(self, pattern: re.Pattern[str] | None) -> None:
         """Allow what is missing or would be dropped, if ``pattern`` is found in every such name."""
-        names = [*self.unexpected, *(name for names in self.lost_blocks.values() for name in names)]
-        if names and all(pattern.search(name) for name in names):
-            self.leftovers += [name for names in self.lost_blocks.values() for name in names]
+        lost = [name for names in self.lost_blocks.values() for name in names]
+        if pattern and all(map(pattern.search, [*self.unexpected, *lost])):
+            self.leftovers += lost
             self.allowed, self.unexpected, self.lost_blocks = self.unexpected, {}, {}
 
     def _keys_of_lost_blocks(self) -> str:
@@ -171,12 +171,8 @@ def compare(
 ) -> LoadReport:
     """Sort every tensor of a model and of a weight file into the groups of a report; refuse nothing yet.
 
-    Args:
-        model: the model, not wrapped.
-        path: name of the file, for the messages.
-        missing: names of the model that the file lacks.
-        wrong_shapes: (name, shape in the file, shape in the model).
-        leftovers: names of the file that the model lacks.
+    The file lacks what is ``missing``, the model lacks the ``leftovers``, and ``wrong_shapes`` are (name,
+    shape in the file, shape in the model).
     """
     names = list(model.state_dict())
     wrong = {name: (tuple(theirs), tuple(ours)) for name, theirs, ours in wrong_shapes}

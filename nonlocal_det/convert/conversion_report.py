@@ -81,10 +81,6 @@ class ConversionReport:
 
     def _skipped(self) -> list[str]:
         """Return a line for every tensor that was not needed, and one for the counters of each reason."""
-        lines, counters = [], Counter()
-        for name, why in self.skipped.items():
-            if name.endswith(COUNTER):
-                counters[why] += 1
-            else:
-                lines.append(f"  {name}: not needed: {why}")
+        lines = [f"  {n}: not needed: {why}" for n, why in self.skipped.items() if not n.endswith(COUNTER)]
+        counters = Counter(why for name, why in self.skipped.items() if name.endswith(COUNTER))
         return lines + [f"  {count} {COUNTER}: not needed: {why}" for why, count in counters.items()]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,10 @@ class Draft:
     skipped: dict[str, str] = field(default_factory=dict)  # name in the file -> why it is not needed
     leftovers: list[str] = field(default_factory=list)  # names in the file that nobody knows
     notes: list[str] = field(default_factory=list)  # what the user should know, besides the net's
+
+    def every(self) -> Iterator[tuple[str, Entry]]:
+        """Yield all tensors, by their names in the model or in their block."""
+        return chain.from_iterable(parts.items() for parts in (self.entries, *self.blocks.values()))
 
     def know(self, **facts: Any) -> None:
         """Set what is known of the net."""
@@ -197,7 +202,9 @@ def read_draft(source: Source, weights: Mapping[str, Any], rest: Mapping[str, An
         if (place := _translate(source.places, prefix)) is not None:
             draft.places[prefix] = place
         _read_block(draft, prefix, {module for block, module, _ in blocks.values() if block == prefix})
-    _check_variances(draft)
+    for name, entry in draft.every():
+        if name.endswith("running_var") and (entry.value + EPS <= 0).any():
+            raise CheckpointError(f"{entry.origin} is a variance, and has numbers below 0")
     source.finish(draft)
     _absorb_biases(draft)
     if not inside_backbone(draft):
@@ -218,8 +225,7 @@ def ends(name: str) -> list[str]:
 
 def has_statistics(draft: Draft) -> bool:
     """Tell whether a norm of the file has running statistics, or a counter of them."""
-    parts = (draft.entries, *draft.blocks.values())
-    return any(name.endswith((*STATISTICS, COUNTER)) for entries in parts for name in entries)
+    return any(name.endswith((*STATISTICS, COUNTER)) for name, _ in draft.every())
 
 
 def as_weight(name: str, value: Any) -> Tensor | None:
@@ -322,13 +328,6 @@ def _read_block(draft: Draft, prefix: str, modules: set[str]) -> None:
         if source.modules[module] == "w_z.norm":
             counts = any(f"w_z.norm.{leaf}" in draft.blocks[prefix] for leaf in (*STATISTICS, COUNTER))
             draft.block_norms[prefix] = source.block_norms.get(module, "BN" if counts else "GN")
-
-
-def _check_variances(draft: Draft) -> None:
-    for parts in (draft.entries, *draft.blocks.values()):
-        for name, entry in parts.items():
-            if name.endswith("running_var") and (entry.value + EPS <= 0).any():
-                raise CheckpointError(f"{entry.origin} is a variance, and has numbers below 0")
 
 
 def _absorb_biases(draft: Draft) -> None:

@@ -45,8 +45,7 @@ def fit(
     fitted = compare(model, report.path, missing, wrong, ())
     # A training can start without statistics; a conversion that lacks them is not what was trained.
     fitted.unexpected.update(dict.fromkeys(fitted.expected.pop(NO_STATISTICS, ()), "not in the file"))
-    if allowed is not None:
-        fitted.allow(allowed)
+    fitted.allow(allowed)
     fitted.refuse()
     report.expected.update(fitted.expected)
     if fitted.allowed:

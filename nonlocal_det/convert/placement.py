@@ -49,11 +49,9 @@ def place_blocks(draft: Draft, cfg: CfgNode, places: Mapping[str, str], *, allow
 
 def config_positions(cfg: CfgNode, draft: Draft) -> dict[str, list[int]]:
     """Return stage -> positions of the blocks that a config asks for, counted from 0."""
-    found = {}
-    for key in STAGES:
-        count = _count(key.lower(), cfg, draft)
-        found[key.lower()] = [place % count if place < 0 else place for place in cfg.MODEL.NONLOCAL[key]]
-    return found
+    counts = {key: _count(key.lower(), cfg, draft) for key in STAGES}
+    places = cfg.MODEL.NONLOCAL
+    return {key.lower(): [at % n if at < 0 else at for at in places[key]] for key, n in counts.items()}
 
 
 def count_blocks(draft: Draft, stage: str) -> int:
@@ -85,11 +83,10 @@ def _wanted(cfg: CfgNode, draft: Draft) -> list[str]:
     places = []
     for stage, positions in config_positions(cfg, draft).items():
         places += [f"{stage}.non_local_{position}" for position in sorted(positions)]
-    every = cfg.MODEL.NONLOCAL.KEYPOINT_HEAD if cfg.MODEL.KEYPOINT_ON else 0
-    convs = len(cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS)
-    return places + [
-        f"keypoint_head.non_local_{k}" for k in (range(every, convs + 1, every) if every else ())
-    ]
+    if cfg.MODEL.KEYPOINT_ON and (every := cfg.MODEL.NONLOCAL.KEYPOINT_HEAD):
+        convs = len(cfg.MODEL.ROI_KEYPOINT_HEAD.CONV_DIMS)
+        places += [f"keypoint_head.non_local_{k}" for k in range(every, convs + 1, every)]
+    return places
 
 
 def _check_moved(draft: Draft, prefix: str, allow_moved: bool) -> None:

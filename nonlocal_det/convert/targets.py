@@ -46,9 +46,9 @@ def to_baseline(
     stripped = [move.origin for move in report.moves if move.target in inside and move.origin]
     report.skipped.update(dict.fromkeys(stripped, "in a non-local block"))
     report.moves = [move for move in report.moves if move.target not in inside]
-    for reason, names in list(report.expected.items()):
-        report.expected[reason] = [name for name in names if ".non_local_" not in name]
-    report.expected = {reason: names for reason, names in report.expected.items() if names}
+    for why, names in list(report.expected.items()):
+        report.expected[why] = [name for name in names if ".non_local_" not in name]
+    report.expected = {why: names for why, names in report.expected.items() if names}
     for key, value in keys_without_blocks(cfg).items():
         report.settings[key] = Setting(get_value(cfg, key), value, "a model without blocks")
     return {name: value for name, value in tensors.items() if name not in inside}
@@ -85,11 +85,10 @@ def _blocks(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[Blocks, di
     for name, module in model.named_modules():
         if isinstance(module, NonLocalBlock):
             parts = list(module.state_dict())
-            found = {part: tensors[f"{name}.{part}"] for part in parts if f"{name}.{part}" in tensors}
-            if found:
+            if found := {part: tensors[f"{name}.{part}"] for part in parts if f"{name}.{part}" in tensors}:
                 blocks[name] = found
-            if found and len(found) < len(parts):
-                lacking[name] = [part for part in parts if part not in found]
+                if absent := [part for part in parts if part not in found]:
+                    lacking[name] = absent
     return blocks, lacking
 
 

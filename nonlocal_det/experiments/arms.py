@@ -41,10 +41,10 @@ class Comparison:
 _SQUARES = "Quick/faster_rcnn_R_18_FPN_context"
 _PEOPLE = "Quick/keypoint_rcnn_R_18_FPN_people"
 _MASK = "COCO-InstanceSegmentation/mask_rcnn"
-_KEYPOINT = "COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x"
+_POSES = "COCO-Keypoints/keypoint_rcnn_R_101_FPN_3x"
 _FIVE = ("MODEL.NONLOCAL.RES3", "[1, 2]", "MODEL.NONLOCAL.RES4", "[0, 1, 2]")
 _SYNC = ("MODEL.NONLOCAL.BLOCK", "residual", "MODEL.NONLOCAL.NORM", "SyncBN")
-_BACKBONE_TOO = "NL, +4 in head, +1 in backbone"
+_BOTH = "NL, +4 in head, +1 in backbone"
 
 
 def _arm(name: str, label: str, config: str, *against: str) -> Arm:
@@ -84,7 +84,7 @@ COMPARISONS: dict[str, Comparison] = {
         [
             _arm("baseline", "R18 baseline", _PEOPLE),
             _arm("nl_head", "NL, +4 in head", f"{_PEOPLE}_nl_head", "baseline"),
-            _arm("nl_head_backbone", _BACKBONE_TOO, f"{_PEOPLE}_nl_head_backbone", "baseline", "nl_head"),
+            _arm("nl_head_backbone", _BOTH, f"{_PEOPLE}_nl_head_backbone", "baseline", "nl_head"),
         ],
     ),
     "table5": Comparison(
@@ -103,15 +103,9 @@ COMPARISONS: dict[str, Comparison] = {
     "table6": Comparison(
         "the paper's Table 6: Keypoint R-CNN on COCO, with blocks in head and backbone",
         [
-            _arm("R101", "R101 baseline", _KEYPOINT),
-            _arm("R101_nl_head", "NL, +4 in head", f"{_KEYPOINT}_nl_head", "R101"),
-            _arm(
-                "R101_nl_head_backbone",
-                _BACKBONE_TOO,
-                f"{_KEYPOINT}_nl_head_backbone",
-                "R101",
-                "R101_nl_head",
-            ),
+            _arm("R101", "R101 baseline", _POSES),
+            _arm("R101_nl_head", "NL, +4 in head", f"{_POSES}_nl_head", "R101"),
+            _arm("R101_nl_head_backbone", _BOTH, f"{_POSES}_nl_head_backbone", "R101", "R101_nl_head"),
         ],
     ),
 }

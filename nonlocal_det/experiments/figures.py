@@ -76,12 +76,7 @@ def draw_distance(
     """Draw how often class or side is right, and box AP, against the distance to what tells it.
 
     A dot is the mean over the seeds of an arm, and the bar through it goes from the lowest seed to the
-    highest. Below each range of distances stands the number of objects in it.
-
-    Args:
-        path: a .png file, which appears when it is whole.
-        outcomes: runs of the arms to draw.
-        labels: name of an arm -> its label, in the order of the legend.
+    highest. Below each range of distances stands the number of objects in it. Path and labels are as above.
 
     Returns:
         Whether there was anything to draw: only some data sets tell distances.

@@ -193,8 +193,7 @@ def run_all(
         runs: the runs.
         parallel: how many at a time.
         threads: CPU threads of each.
-        lock: what :func:`lock_folder` yields: held as long as a training command runs, even if this process
-            is killed.
+        lock: what :func:`lock_folder` yields: held while a training command runs, even if this process dies.
         report: called with each run that has ended.
 
     Returns:

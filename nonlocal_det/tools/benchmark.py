@@ -36,14 +36,7 @@ _MIB = 1 << 20
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        argv: arguments without the program's name; those of this process by default.
-
-    Returns:
-        The exit code: 0, or 2 for wrong input.
-    """
+    """Run the command line; return the exit code: 0, or 2 for wrong input."""
     args = _parse(argv)
     device = _device(args.device)
     outputs = [_output(path) for path in (args.json, args.chart) if path]
@@ -62,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         content = {
             "environment": environment,
-            "blocks": [_block_record(cost) for cost in blocks],
-            "growth": [_block_record(cost) for cost in growth],
+            "blocks": [{**asdict(cost.case), **_step_record(cost, "reference")} for cost in blocks],
+            "growth": [{**asdict(cost.case), **_step_record(cost, "reference")} for cost in growth],
             "detector": _detector_record(detector, args) if detector else None,
         }
         Path(args.json).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -82,10 +75,10 @@ def _measure_blocks(args: argparse.Namespace, device: str) -> tuple[list[BlockCo
 
     work = [(block.measure_block, case) for case in block.block_cases(*args.size)]
     work += [(block.measure_growth, case) for case in block.growth_cases(*args.size)]
-    blocks: list[BlockCost] = []
-    growth: list[BlockCost] = []
+    costs: dict[Any, list[BlockCost]] = {block.measure_block: [], block.measure_growth: []}
     for measure, case in tqdm(work, desc="blocks", unit="case", disable=None, leave=False):
-        (blocks if measure is block.measure_block else growth).append(measure(case, device, args.rounds))
+        costs[measure].append(measure(case, device, args.rounds))
+    blocks, growth = costs.values()
 
     print("One block beside the plain matrix form (ratios below 1: the block is cheaper)")
     heads = "input|pool|f|work|block|matrix|time ratio|quartiles|block MiB|matrix MiB|memory ratio"
@@ -149,10 +142,6 @@ def _print_table(heads: str, rows: list[list[str]]) -> None:
     from tabulate import tabulate
 
     print(tabulate(rows, heads.split("|"), "pipe", disable_numparse=True), end="\n\n")
-
-
-def _block_record(cost: BlockCost) -> dict[str, Any]:
-    return {**asdict(cost.case), **_step_record(cost, "reference")}
 
 
 def _step_record(cost: StepCost, reference: str) -> dict[str, Any]:

@@ -63,9 +63,7 @@ def add_opts(parser: argparse.ArgumentParser, what: str) -> None:
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; what is wrong with it is raised as one line, not printed after the usage.
 
-    Args:
-        parser: the tool's parser.
-        argv: arguments without the program's name; those of this process by default.
+    ``argv`` lacks the program's name; it is that of this process by default.
 
     Raises:
         UsageError: an argument is wrong.
@@ -79,11 +77,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) ->
 
 
 def positive(text: str) -> int:
-    """Read a flag that counts something, 1 or more.
-
-    Raises:
-        ArgumentTypeError: it is not that.
-    """
+    """Read a flag that counts something, 1 or more."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)

@@ -42,9 +42,6 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Args:
-        argv: arguments without the program's name; those of this process by default.
-
     Returns:
         The exit code: 0; 2 for wrong input; 3 where runs have failed (the table says which); 75 where a
         signal has stopped it: the same command goes on.

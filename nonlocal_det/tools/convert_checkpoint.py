@@ -22,22 +22,14 @@ __all__ = ["main"]
 _FLAGS = (
     ("--base", "FILE", "weights that give what IN lacks, such as the backbone's"),
     ("--skip", "REGEX", "leave out tensors of IN in whose names REGEX is found"),
-    (
-        "--allow-missing",
-        "REGEX",
-        "go on although tensors of the model are missing, if REGEX is found in the name of each",
-    ),
+    ("--allow-missing", "REGEX", "go on without tensors of the model, if REGEX is found in the name of each"),
     ("--blocks-only", None, "take the non-local blocks of IN alone"),
     (
         "--unpadded-pool",
         None,
-        "write a config whose stem does not pad its max pool, as the authors' and Caffe's nets",
+        "write a config whose stem does not pad its max pool, as the authors' nets",
     ),
-    (
-        "--allow-moved",
-        None,
-        "put mmdetection's blocks, which work inside a residual branch, after the residual block",
-    ),
+    ("--allow-moved", None, "put mmdetection's blocks after the residual block, in whose branch they work"),
     ("--strip-trained", None, "with --to detectron2, leave out blocks that do something"),
     ("--overwrite", None, "replace OUT and its config"),
 )
@@ -45,14 +37,7 @@ _FLAGS = (
 
 @command
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line.
-
-    Args:
-        argv: arguments without the program's name; those of this process by default.
-
-    Returns:
-        The exit code: 0, or 2 for wrong input.
-    """
+    """Run the command line; return the exit code: 0, or 2 for wrong input."""
     options = vars(parse(_parser(), argv))
     paths = (options.pop("input"), options.pop("output"), options.pop("config_file"), options.pop("opts"))
     places = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nonlocal_det.convert.draft import KINETICS_PIXELS, Draft, Net, Prepared, Source, fill_biases
-from nonlocal_det.convert.sources.caffe2 import TRAINING_STATE, fill_statistics, rename
+from nonlocal_det.convert.draft import KINETICS_PIXELS, Draft, Net, Prepared, Source
+from nonlocal_det.convert.sources.caffe2 import TRAINING_STATE, fill_gaps, rename
 
 
 def _prepare(tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft) -> Prepared:
@@ -21,11 +21,6 @@ def _prepare(tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft) -> 
     return renamed, origins
 
 
-def _finish(draft: Draft) -> None:
-    fill_biases(draft)
-    fill_statistics(draft)
-
-
 AUTHORS = Source(
     name="authors",
     modules={"theta": "theta", "phi": "phi", "g": "g", "out": "w_z", "norm": "w_z.norm"},
@@ -36,5 +31,5 @@ AUTHORS = Source(
     block_norms={"norm": "BN"},
     net=Net(KINETICS_PIXELS, stride_in_1x1=False, unpadded_pool=True, norm="BN"),
     prepare=_prepare,
-    finish=_finish,
+    finish=fill_gaps,
 )

@@ -18,6 +18,7 @@ from nonlocal_det.convert.draft import (
     Net,
     Prepared,
     Source,
+    fill_biases,
     has_statistics,
     inside_backbone,
 )
@@ -58,11 +59,13 @@ def _prepare(tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft) -> 
     return renamed, origins
 
 
-def fill_statistics(draft: Draft) -> None:
+def fill_gaps(draft: Draft) -> None:
     """Give affine layers, which stand for frozen batch norms if no norm has any, statistics that do nothing.
 
-    In blocks, where ours have no frozen norms, an affine layer is multiplied into the conv before it.
+    In blocks, where ours have no frozen norms, an affine layer is multiplied into the conv before it. Their
+    convs get biases.
     """
+    fill_biases(draft)
     if draft.net.norm == "GN" or has_statistics(draft):
         return
     for name in inside_backbone(draft).values():
@@ -99,5 +102,5 @@ CAFFE2 = Source(
     skips={r"(fc1000|pred)_[wb]": "ImageNet's classifier", **TRAINING_STATE},
     net=Net(CAFFE_PIXELS),
     prepare=_prepare,
-    finish=fill_statistics,
+    finish=fill_gaps,
 )

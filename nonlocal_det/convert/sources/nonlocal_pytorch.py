@@ -20,14 +20,12 @@ def _prepare(tensors: dict[str, Any], rest: Mapping[str, Any], draft: Draft) -> 
     }
     renamed = {}
     for name in tensors:
-        match = members.get(name)
-        if match is None:
-            renamed[name] = name
-            continue
-        layer, i = match["layer"], int(match["i"])
-        number = i - sum(other < i for where, other in inserted if where == layer)
-        kind = "before" if (layer, i) in inserted else ""
-        renamed[f"layer{layer}.{kind}{number}.{match['rest']}"] = name
+        new = name
+        if match := members.get(name):
+            layer, i = match["layer"], int(match["i"])
+            number = i - sum(other < i for where, other in inserted if where == layer)
+            new = f"layer{layer}.{'before' if (layer, i) in inserted else ''}{number}.{match['rest']}"
+        renamed[new] = name
     return {new: tensors[name] for new, name in renamed.items()}, renamed
 
 
