@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["hash_file", "whole_file", "write_whole"]
-
 _HIDDEN = ".partial-"
 
 

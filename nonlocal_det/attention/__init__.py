@@ -9,5 +9,11 @@ from nonlocal_det.attention.recording import (
     save_attention,
 )
 
-__all__ = ["AttentionRecorder", "AttentionRow", "BlockAttention", "draw_attention", "row_difference"]
-__all__ += ["save_attention"]
+__all__ = [
+    "AttentionRecorder",
+    "AttentionRow",
+    "BlockAttention",
+    "draw_attention",
+    "row_difference",
+    "save_attention",
+]

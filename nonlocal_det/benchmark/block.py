@@ -12,8 +12,6 @@ from nonlocal_det.benchmark.process import compare_steps
 from nonlocal_det.benchmark.ratio import StepCost
 from nonlocal_det.layers import PAIRWISE_FUNCTIONS, NonLocalBlock
 
-__all__ = ["BlockCase", "BlockCost", "block_cases", "growth_cases", "measure_block", "measure_growth"]
-
 #: What a case measures no longer than, once it has a few rounds.
 _BUDGET_S = 15.0
 _LEAST_ROUNDS = 3

@@ -11,8 +11,6 @@ from nonlocal_det.benchmark.detector import DetectorCost
 from nonlocal_det.layers import PAIRWISE_FUNCTIONS
 from nonlocal_det.media.figure import make_panels
 
-__all__ = ["draw_chart"]
-
 # Told apart by colour-blind readers, too.
 _COLORS = ("#0072b2", "#56b4e9", "#e69f00", "#009e73")
 

@@ -28,8 +28,6 @@ from nonlocal_det.errors import ConfigError
 from nonlocal_det.modeling.build import build_model
 from nonlocal_det.modeling.flops import Flops
 
-__all__ = ["DetectorCost", "compare_detectors", "without_blocks"]
-
 #: Objects in the training image; COCO has 7 on average.
 _OBJECTS = 8
 _WARM_UP_SIZE = (128, 128)

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from nonlocal_det.layers import NonLocalBlock
 
-__all__ = ["plain_block"]
-
 
 def plain_block(block: NonLocalBlock, x: Tensor) -> Tensor:
     """Eq. 6 with y = f g / C(x), where f is the whole N x M matrix of Eq. 2 to 5 and autograd keeps it.

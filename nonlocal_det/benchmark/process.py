@@ -20,8 +20,6 @@ import torch
 from nonlocal_det.benchmark.ratio import StepCost, ratio_of
 from nonlocal_det.errors import MeasurementError, one_line
 
-__all__ = ["Runner", "Step", "compare_steps", "seconds_in_turn"]
-
 # A step on a GPU may take less than the clock can tell: this much time is measured at once.
 _SHORTEST_S = 0.05
 _MOST_CALLS = 100

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from scipy.stats import binom
 
-__all__ = ["Ratio", "StepCost", "ratio_of"]
-
 
 @dataclass(frozen=True)
 class Ratio:

@@ -21,8 +21,6 @@ from nonlocal_det.checkpoint.reading import read_checkpoint
 from nonlocal_det.errors import CheckpointError, one_line
 from nonlocal_det.files import hash_file, write_whole
 
-__all__ = ["NonLocalCheckpointer", "compile_pattern", "find_weights"]
-
 
 class NonLocalCheckpointer(DetectionCheckpointer):
     """Loads and saves as :class:`DetectionCheckpointer` does, and refuses a file that does not fit.

@@ -6,8 +6,6 @@ import re
 from collections.abc import Collection
 from typing import NamedTuple
 
-__all__ = ["FINGERPRINTS", "likely_sources"]
-
 
 class Fingerprint(NamedTuple):
     """How a program's weights are told: each of the marks, which are patterns, is found in some name."""

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from nonlocal_det.files import write_whole
 
-__all__ = ["CheckpointIndex", "SavedFile"]
-
 INDEX = "checkpoints.json"
 
 

@@ -11,8 +11,6 @@ from torch import nn
 from nonlocal_det.errors import CheckpointError, counted, listed
 from nonlocal_det.layers import NonLocalBlock
 
-__all__ = ["LoadReport", "compare", "inserted_blocks"]
-
 # Last layers whose shape follows the number of classes or keypoints, with the dimension of their weight
 # that does: 1 for the transposed conv of the keypoint head, 0 elsewhere.
 _PREDICTORS = (

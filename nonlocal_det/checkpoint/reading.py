@@ -24,8 +24,6 @@ from nonlocal_det.errors import CheckpointError
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["read_checkpoint", "read_onnx"]
-
 _ZIP = b"PK\x03\x04"
 # How files of torch.save began before PyTorch 1.6: a pickled magic number.
 _LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."

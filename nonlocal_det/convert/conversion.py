@@ -24,8 +24,6 @@ from nonlocal_det.engine.task import find_task
 from nonlocal_det.errors import CheckpointError
 from nonlocal_det.modeling.build import build_on_meta
 
-__all__ = ["Options", "convert_checkpoint"]
-
 
 @dataclass(frozen=True)
 class Options:

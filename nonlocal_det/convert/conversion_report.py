@@ -9,8 +9,6 @@ from typing import Any
 
 from nonlocal_det.convert.draft import COUNTER
 
-__all__ = ["ConversionReport", "Move", "Setting"]
-
 
 @dataclass(frozen=True)
 class Move:

@@ -16,8 +16,6 @@ from nonlocal_det.checkpoint.fingerprints import FINGERPRINTS
 from nonlocal_det.convert.time_axis import fit_time
 from nonlocal_det.errors import CheckpointError
 
-__all__ = ["Draft", "Entry", "Net", "Pixels", "Source", "read_draft"]
-
 # A counter of batch norms, which plays no part in what they compute.
 COUNTER = "num_batches_tracked"
 STATISTICS = ("running_mean", "running_var")

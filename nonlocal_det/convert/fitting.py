@@ -14,8 +14,6 @@ from nonlocal_det.convert.draft import COUNTER, Draft, Entry, ends
 from nonlocal_det.convert.time_axis import SUMMED
 from nonlocal_det.errors import CheckpointError, listed
 
-__all__ = ["fit"]
-
 
 def fit(
     draft: Draft, model: nn.Module, report: ConversionReport, allowed: re.Pattern[str] | None

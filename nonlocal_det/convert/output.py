@@ -14,8 +14,6 @@ from torch import Tensor
 from nonlocal_det.errors import CheckpointError
 from nonlocal_det.files import whole_file
 
-__all__ = ["SUFFIXES", "config_text", "write_all"]
-
 SUFFIXES = (".pth", ".safetensors")
 
 

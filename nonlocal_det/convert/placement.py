@@ -11,8 +11,6 @@ from nonlocal_det.config.keys import STAGES
 from nonlocal_det.convert.draft import Draft
 from nonlocal_det.errors import CheckpointError
 
-__all__ = ["DEPTHS", "config_positions", "count_blocks", "place_blocks"]
-
 # Residual blocks of res2 to res5 by depth; the first two have blocks of two convs.
 DEPTHS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 

@@ -15,8 +15,6 @@ from nonlocal_det.convert.draft import COUNTER, Draft, Net, Source, ends, inside
 from nonlocal_det.convert.sources import SOURCES
 from nonlocal_det.errors import CheckpointError
 
-__all__ = ["drop_net", "naming", "over_base", "read_weights"]
-
 # Where trainers keep the weights, among other things.
 _WRAPPERS = ("model", "state_dict", "model_state", "model_state_dict", "blobs", "net")
 

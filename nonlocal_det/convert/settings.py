@@ -19,8 +19,6 @@ from nonlocal_det.detection.config import KEYPOINT_HEAD
 from nonlocal_det.errors import CheckpointError
 from nonlocal_det.modeling.stem import UNPADDED
 
-__all__ = ["BATCH_NORMS", "check_architecture", "decide_settings"]
-
 # Norms of one family have the same tensors and, in evaluation, do the same.
 BATCH_NORMS = ("BN", "SyncBN", "naiveSyncBN")
 RESNET_BATCH_NORMS = ("FrozenBN", *BATCH_NORMS, "nnSyncBN", "naiveSyncBN_N")

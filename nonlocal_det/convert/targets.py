@@ -15,8 +15,6 @@ from nonlocal_det.detection.config import keys_without_blocks
 from nonlocal_det.errors import CheckpointError
 from nonlocal_det.layers import NonLocalBlock
 
-__all__ = ["to_baseline", "to_mmcv"]
-
 #: Name of a block -> its tensors by their names inside it.
 Blocks = dict[str, dict[str, Tensor]]
 

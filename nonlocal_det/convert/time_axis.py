@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["SUMMED", "fit_time"]
-
 SUMMED = "summed over its"
 
 

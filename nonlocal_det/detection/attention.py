@@ -13,8 +13,6 @@ from torch.utils.hooks import RemovableHandle
 from nonlocal_det.attention.recording import AttentionRecorder, Box, Frame, Place, Point, Region, Sight
 from nonlocal_det.layers import NonLocalBlock
 
-__all__ = ["record_attention"]
-
 
 def record_attention(model: nn.Module) -> AttentionRecorder:
     """Make the recorder for the blocks in a detector's ResNet and keypoint head.

@@ -32,8 +32,6 @@ from nonlocal_det.detection.registration import named, summarize
 from nonlocal_det.errors import ConfigError, DatasetError
 from nonlocal_det.upstream import COCO_SPLITS
 
-__all__ = ["check_classes", "check_data", "check_parts", "check_settings"]
-
 logger = logging.getLogger(__name__)
 
 #: How many pictures of a data set are opened before training.

@@ -8,8 +8,6 @@ from detectron2.config import CfgNode
 
 from nonlocal_det.config.keys import STAGES, WRAPPER
 
-__all__ = ["KEYPOINT_HEAD", "add_keys", "detector_key", "detector_node", "keys_without_blocks", "predictions"]
-
 KEYPOINT_HEAD = "NonLocalKeypointHead"
 _STOCK_KEYPOINT_HEAD = "KRCNNConvDeconvUpsampleHead"
 

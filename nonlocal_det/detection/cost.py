@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from nonlocal_det.errors import ConfigError
 from nonlocal_det.modeling.flops import Flops, count_flops
 
-__all__ = ["DETECTIONS", "PROPOSALS", "count_detector_flops"]
-
 PROPOSALS = 1000
 DETECTIONS = 100
 

@@ -22,8 +22,6 @@ from nonlocal_det.detection.annotations.documents import lend_document
 from nonlocal_det.detection.annotations.fixes import FOR_EVALUATION, mend
 from nonlocal_det.upstream import annotation_files_from
 
-__all__ = ["COCOEvaluator", "Scores", "evaluate_coco"]
-
 logger = logging.getLogger(__name__)
 
 #: What hotcoco is given: it reads every key, and stops at some that users' files have.

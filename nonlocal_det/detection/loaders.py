@@ -26,8 +26,6 @@ from nonlocal_det.detection.mapper import PictureMapper
 from nonlocal_det.media.folders import outside
 from nonlocal_det.upstream import annotation_files_from
 
-__all__ = ["build_test_loader", "build_train_loader", "build_validation_loader", "check_sample"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -10,8 +10,6 @@ from nonlocal_det.errors import ImageError
 from nonlocal_det.media.image import image_errors, open_image, read_image
 from nonlocal_det.upstream import read_image_takes
 
-__all__ = ["PictureMapper"]
-
 
 class PictureMapper:
     """A mapper for data loaders that holds the pictures of training and evaluation to one rule.

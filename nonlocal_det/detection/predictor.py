@@ -17,8 +17,6 @@ from nonlocal_det.detection.config import detector_node
 from nonlocal_det.errors import UsageError, one_line
 from nonlocal_det.modeling.build import build_model
 
-__all__ = ["Predictor"]
-
 
 class Predictor:
     """A trained model that takes a BGR picture, as Detectron2's ``DefaultPredictor`` does.

@@ -20,8 +20,6 @@ from pycocotools import mask as mask_utils
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-__all__ = ["DISTANCE_EDGES", "SIDE_EDGES", "by_distance", "left_hands", "probe", "sides_by_distance"]
-
 DISTANCE_EDGES = (40, 80, 120)
 """Beyond 160 pixels the built-in data set has 4 squares, too few for a bin."""
 

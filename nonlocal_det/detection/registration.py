@@ -24,8 +24,6 @@ from nonlocal_det.detection.annotations.keypoints import flip_pairs, oks_sigmas
 from nonlocal_det.detection.config import detector_key
 from nonlocal_det.errors import ConfigError, DatasetError, counted
 
-__all__ = ["Summary", "apply_datasets", "named", "summarize"]
-
 logger = logging.getLogger(__name__)
 
 _KEY = "DATASETS.REGISTER"

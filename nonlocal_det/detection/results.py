@@ -15,8 +15,6 @@ from detectron2.structures import Boxes, Instances, pairwise_iou
 from nonlocal_det.files import whole_file
 from nonlocal_det.media.inputs import make_folder
 
-__all__ = ["ResultsFile", "image_ids", "results_file", "strongest_centers"]
-
 
 class ResultsFile:
     """A list of COCO results, written as it grows: what :func:`results_file` opens.

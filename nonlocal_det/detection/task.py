@@ -21,8 +21,6 @@ from nonlocal_det.detection.probes import probe
 from nonlocal_det.engine.task import Task
 from nonlocal_det.errors import DatasetError
 
-__all__ = ["Detection"]
-
 #: What holds one tensor, by its name.
 _TENSOR_HOLDERS = {kind.__name__: kind for kind in (Boxes, RotatedBoxes, BitMasks, Keypoints)}
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 from nonlocal_det.errors import ArmError
 
-__all__ = ["COMPARISONS", "RESULTS", "Arm", "check_overrides", "custom_arm", "named_arms", "parse_seeds"]
-
 #: Files of a comparison's folder, beside the arms' folders.
 RESULTS = ("table.md", "results.json", "curves.png", "distance.png")
 _MOST_SEEDS = 1000

@@ -14,8 +14,6 @@ from nonlocal_det.experiments.outcomes import Outcome, probes_of, range_text
 from nonlocal_det.files import whole_file
 from nonlocal_det.media.figure import make_panels
 
-__all__ = ["draw_curves", "draw_distance"]
-
 #: Objects in one range of distances, as a probe has counted them, and a figure of theirs.
 Row = Mapping[str, Any]
 FigureOf = Callable[[Row], float | None]

@@ -18,8 +18,6 @@ from nonlocal_det.errors import DatasetError, one_line
 from nonlocal_det.experiments.runs import Run
 from nonlocal_det.modeling.build import build_model
 
-__all__ = ["Cost", "Outcome", "collect", "measure_cost", "probes_of", "range_text"]
-
 #: A score such as "bbox/AP" may have others beside it, at one IoU each: "bbox/AP50".
 _BESIDE = ("", "50", "75")
 

@@ -24,8 +24,6 @@ from nonlocal_det.errors import ArmError, ExitCode
 from nonlocal_det.experiments.arms import Arm, check_overrides
 from nonlocal_det.files import write_whole
 
-__all__ = ["Run", "RunRecord", "check_folder", "lock_folder", "plan_runs", "run_all"]
-
 RECORD = "run.json"
 CONSOLE = "console.txt"
 LOCK = ".lock"

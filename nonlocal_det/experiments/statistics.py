@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from scipy.stats import t as student_t
 
-__all__ = ["Difference", "Summary", "paired_difference", "summarize"]
-
 LEVEL = 0.95
 
 

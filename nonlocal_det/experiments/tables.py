@@ -15,8 +15,6 @@ from nonlocal_det.experiments.arms import Arm
 from nonlocal_det.experiments.outcomes import Cost, Outcome, probes_of, range_text
 from nonlocal_det.experiments.statistics import Difference, Summary, paired_difference, summarize
 
-__all__ = ["Report", "environment"]
-
 #: How the first part of a score is called in heads, where not by its own name, in the order of the columns.
 _HEADS = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
 CLASS = "class right"

@@ -18,6 +18,19 @@ from .pairwise import (
     gaussian_weights,
 )
 
-__all__ = ["FORMS", "INITS", "NORMS", "PAIRWISE_FUNCTIONS", "POOLS", "NonLocalBlock", "concatenation"]
-__all__ += ["concatenation_weights", "dot_product", "dot_product_weights", "evaluate_with", "gaussian"]
-__all__ += ["gaussian_weights", "settle_kernels"]
+__all__ = [
+    "FORMS",
+    "INITS",
+    "NORMS",
+    "PAIRWISE_FUNCTIONS",
+    "POOLS",
+    "NonLocalBlock",
+    "concatenation",
+    "concatenation_weights",
+    "dot_product",
+    "dot_product_weights",
+    "evaluate_with",
+    "gaussian",
+    "gaussian_weights",
+    "settle_kernels",
+]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["make_figure", "make_panels", "tidy"]
-
 
 def make_figure(width: float, height: float, dpi: int) -> Any:
     """Return an empty figure, which saves without a backend's being chosen for the process; in inches."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-__all__ = ["outside"]
-
 
 def outside(paths: Sequence[str], roots: Sequence[str | os.PathLike[str]]) -> list[int]:
     """Find the paths that lead out of the folders that they should stay in.

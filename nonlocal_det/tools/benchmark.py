@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from nonlocal_det.benchmark.detector import DetectorCost
     from nonlocal_det.benchmark.ratio import StepCost
 
-__all__ = ["main"]
-
 CONFIG = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x_nl.yaml"
 _MIB = 1 << 20
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from nonlocal_det.detection.annotations.checks.findings import Finding
     from nonlocal_det.detection.annotations.coco_file import CocoFile
 
-__all__ = ["main"]
-
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,8 +10,6 @@ from typing import NoReturn, ParamSpec
 
 from nonlocal_det.errors import INPUT_ERRORS, ExitCode, Preempted, UsageError, one_line
 
-__all__ = ["add_opts", "command", "make_parser", "parse", "positive"]
-
 P = ParamSpec("P")
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from nonlocal_det.experiments.runs import Run, RunRecord
     from nonlocal_det.experiments.tables import Report
 
-__all__ = ["main"]
-
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:

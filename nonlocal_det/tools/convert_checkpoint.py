@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from nonlocal_det.errors import UsageError
 from nonlocal_det.tools.command import add_opts, command, make_parser, parse
 
-__all__ = ["main"]
-
 # (flag, what it takes, help); a flag that takes nothing is a switch.
 _FLAGS = (
     ("--base", "FILE", "weights that give what IN lacks, such as the backbone's"),

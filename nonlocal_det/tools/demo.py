@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from nonlocal_det.detection.results import ResultsFile
     from nonlocal_det.media.inputs import Inputs
 
-__all__ = ["main"]
-
 _THRESHOLD = 0.5  # the least score that is drawn where the user says nothing
 _AUTO_POINTS = 3  # the strongest detections whose centres --attention auto takes
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from nonlocal_det.tools.command import command, make_parser, parse
 
-__all__ = ["main"]
-
 CONFIG = "Quick/mask_keypoint_rcnn_R_50_FPN_nl_people.yaml"
 PICTURES = 8
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from nonlocal_det.engine.preemption import StopRequest
 
-__all__ = ["main"]
-
 # Not the module's name, which is __main__ where it is run by python -m.
 logger = logging.getLogger("nonlocal_det.tools.train")
 

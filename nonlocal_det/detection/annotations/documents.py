@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from nonlocal_det.detection.annotations.coco_file import CocoFile, read_document, reduce_document
 
-__all__ = ["file_state", "keep_file", "lend_document", "release_documents", "take_document"]
-
 
 class _Kept(NamedTuple):
     state: tuple[int, int] | None

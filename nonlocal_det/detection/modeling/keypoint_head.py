@@ -14,8 +14,6 @@ from nonlocal_det.errors import ConfigError
 from nonlocal_det.modeling.block import BlockOptions
 from nonlocal_det.modeling.insertion import replace_children
 
-__all__ = ["NonLocalKeypointHead"]
-
 logger = logging.getLogger(__name__)
 
 

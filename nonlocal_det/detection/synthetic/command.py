@@ -15,8 +15,6 @@ from tqdm import tqdm
 from nonlocal_det.detection.annotations.coco_writer import write_coco
 from nonlocal_det.media.canvas import DRAWING_VERSION
 
-__all__ = ["Scene", "SceneSet"]
-
 Scene = tuple[np.ndarray, list[dict[str, Any]]]
 """An RGB picture, uint8 [height, width, 3], and its COCO annotations without ids."""
 

@@ -11,8 +11,6 @@ from detectron2.data.datasets.builtin_meta import COCO_PERSON_KEYPOINT_NAMES
 
 from nonlocal_det.media.canvas import SUBPIXELS, Colour, Layer, Point, ellipse_points, rotate, shade
 
-__all__ = ["MIN_LIMB_RADIUS", "Figure", "Looks", "Pose"]
-
 MIN_LIMB_RADIUS = 10
 """In sub-pixels: limbs are at least 5 pixels wide."""
 

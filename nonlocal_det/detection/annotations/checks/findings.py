@@ -9,8 +9,6 @@ from nonlocal_det.detection.annotations.checks import categories, fields, object
 from nonlocal_det.detection.annotations.checks.table import ERROR, Check, Found
 from nonlocal_det.detection.annotations.fixes import MENDABLE
 
-__all__ = ["Finding", "check_file"]
-
 #: How many entries at fault are named.
 EXAMPLES = 3
 
