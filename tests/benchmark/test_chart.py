@@ -14,7 +14,7 @@ BLOCKS = [
     for case in block_cases(800, 1344)
 ]
 STEP = StepCost(1.05, 1.0, ratio_of([1.04] * 10, [1.0] * 10), 110, 100)
-DETECTOR = DetectorCost(Flops({"all": 104}), Flops({"all": 100}), 105, 100, STEP, STEP, 100)
+DETECTOR = DetectorCost(Flops({"all": 104}, set()), Flops({"all": 100}, set()), 105, 100, STEP, STEP, 100)
 
 
 @pytest.mark.parametrize(
