@@ -34,11 +34,26 @@ _PUBLIC = {
 _REGISTERING = ("nonlocal_det.modeling", "nonlocal_det.detection")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def register_all() -> None:
+    """Register backbones, heads, data sets and tasks. A second call changes nothing.
+
+    Raises:
+        ImportError: Detectron2 is missing.
+    """
     if find_spec("detectron2") is None:
         raise ImportError(DETECTRON2_MISSING, name="detectron2")
     for module in _REGISTERING:
         import_module(module)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "layers":  # needs PyTorch alone
+        return import_module("nonlocal_det.layers")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    register_all()
     return getattr(import_module(_PUBLIC[name]), name)

@@ -173,15 +173,22 @@ class Trainer(TrainerBase):
                 self.end(str(error), error)
                 raise
             finally:
-                self.after_train()
-                if isinstance(self.data_loader, TrainLoader):
-                    self.data_loader.close()
+                try:
+                    self.after_train()
+                finally:
+                    self._close()
         if self.failed:
             raise self.ending.error
         if self._results and self.cfg.TEST.EXPECTED_RESULTS and comm.is_main_process():
             verify_results(self.cfg, self._results)
             return self._results
         return None
+
+    def _close(self) -> None:
+        """End what loads data, and forget what is kept of its files."""
+        if isinstance(self.data_loader, TrainLoader):
+            self.data_loader.close()
+        self.task.release_data()
 
     @property
     def failed(self) -> bool:

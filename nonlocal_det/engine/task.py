@@ -17,6 +17,7 @@ from detectron2.evaluation import DatasetEvaluator
 from torch import nn
 from torch.utils.data import DataLoader
 
+import nonlocal_det
 from nonlocal_det.checkpoint.checkpointer import find_weights
 from nonlocal_det.config import keys
 from nonlocal_det.config.loading import load_config
@@ -140,14 +141,16 @@ def register_task(task: Task) -> None:
 
 
 def all_tasks() -> tuple[Task, ...]:
-    """Return the tasks."""
+    """Return the tasks; those of this package are registered where nobody has asked for one yet."""
+    if not _tasks:
+        nonlocal_det.register_all()
     return tuple(_tasks)
 
 
 def find_task(cfg: CfgNode) -> Task:
     """Return the task whose architecture a config names; the first one for an architecture of the user's."""
-    claims = (task for task in _tasks if cfg.MODEL.META_ARCHITECTURE in task.architectures)
-    return next(claims, _tasks[0])
+    tasks = all_tasks()
+    return next((task for task in tasks if cfg.MODEL.META_ARCHITECTURE in task.architectures), tasks[0])
 
 
 def add_nonlocal_config(cfg: CfgNode) -> None:
@@ -155,7 +158,7 @@ def add_nonlocal_config(cfg: CfgNode) -> None:
     if "NONLOCAL" in cfg.MODEL:
         return
     keys.add_keys(cfg)
-    for task in _tasks:
+    for task in all_tasks():
         task.add_keys(cfg)
 
 

@@ -15,7 +15,6 @@ from torch import nn
 from nonlocal_det.config.keys import STAGES
 from nonlocal_det.errors import ConfigError, counted
 from nonlocal_det.modeling.block import BlockOptions, StageNonLocalBlock, build_residual_block
-from nonlocal_det.modeling.checks import check_places
 from nonlocal_det.modeling.insertion import insert_blocks, resolve_positions
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,6 @@ def build_nonlocal_backbone(cfg: CfgNode, input_shape: ShapeSpec) -> Backbone:
     """
     options = BlockOptions.from_config(cfg)
     node = cfg.MODEL.NONLOCAL
-    check_places(node)
     backbone = BACKBONE_REGISTRY.get(node.BACKBONE)(cfg, input_shape)
     resnet = _find_resnet(backbone, node.BACKBONE)
     _check_retinanet(cfg, backbone)

@@ -15,6 +15,7 @@ from torch import nn
 
 from nonlocal_det.errors import ConfigError
 from nonlocal_det.layers import NonLocalBlock
+from nonlocal_det.modeling.checks import check_options
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +53,13 @@ class BlockOptions:
 
     @classmethod
     def from_config(cls, cfg: CfgNode) -> BlockOptions:
-        """Read MODEL.NONLOCAL; raise a ConfigError where the config has none."""
+        """Read MODEL.NONLOCAL; raise a ConfigError where the config has none, or a wrong one."""
         if "NONLOCAL" not in cfg.MODEL:
             raise ConfigError(
                 "MODEL.NONLOCAL is missing: call nonlocal_det.add_nonlocal_config(cfg) right after "
                 "get_cfg(), before a file is merged"
             )
+        check_options(cfg)  # the config of a user's own script comes here without get_config
         node = cfg.MODEL.NONLOCAL
         if node.INIT == "normal" and not node.NORM:
             logger.warning(

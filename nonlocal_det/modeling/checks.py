@@ -39,14 +39,23 @@ def check_blocks(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first thing found.
     """
-    _check_options(cfg)
-    _check_backbone(cfg)
+    check_options(cfg)
     if any("resnet" in name for name in (cfg.MODEL.BACKBONE.NAME, cfg.MODEL.NONLOCAL.BACKBONE)):
         for key, right in _RESNET_CHOICES.items():
             check_choice(cfg, key, right)
 
 
-def _check_options(cfg: CfgNode) -> None:
+def check_options(cfg: CfgNode) -> None:
+    """Check MODEL.NONLOCAL alone: its values, and that blocks asked for have a backbone that takes them.
+
+    Raises:
+        ConfigError: the first thing found.
+    """
+    _check_values(cfg)
+    _check_backbone(cfg)
+
+
+def _check_values(cfg: CfgNode) -> None:
     node = cfg.MODEL.NONLOCAL
     if node.NORM == "FrozenBN":
         raise ConfigError(
@@ -79,21 +88,16 @@ def _check_residual(node: CfgNode) -> None:
             )
 
 
-def check_places(node: CfgNode) -> None:
-    """Raise a ConfigError where RES2 to RES5 of MODEL.NONLOCAL are all empty."""
-    if not any(len(node[stage]) for stage in STAGES):
-        raise ConfigError(
-            f"MODEL.BACKBONE.NAME is {WRAPPER!r}: no block would be inserted, as RES2 to RES5 of "
-            "MODEL.NONLOCAL are all empty; write MODEL.NONLOCAL.RES4 [-1], or MODEL.BACKBONE.NAME "
-            f'"{node.BACKBONE}"'
-        )
-
-
 def _check_backbone(cfg: CfgNode) -> None:
     node, name = cfg.MODEL.NONLOCAL, cfg.MODEL.BACKBONE.NAME
     asked = [stage for stage in STAGES if len(node[stage])]
     if name == WRAPPER:
-        check_places(node)
+        if not asked:
+            raise ConfigError(
+                f"MODEL.BACKBONE.NAME is {WRAPPER!r}: no block would be inserted, as RES2 to RES5 of "
+                "MODEL.NONLOCAL are all empty; write MODEL.NONLOCAL.RES4 [-1], or MODEL.BACKBONE.NAME "
+                f'"{node.BACKBONE}"'
+            )
         why = None
         if node.BACKBONE == WRAPPER:
             why = 'the wrapper cannot wrap itself; write a builder, such as "build_resnet_fpn_backbone"'

@@ -6,8 +6,10 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import NoReturn, ParamSpec
 
+import nonlocal_det
 from nonlocal_det.errors import INPUT_ERRORS, ExitCode, Preempted, UsageError, one_line
 
 P = ParamSpec("P")
@@ -43,7 +45,8 @@ def command(main: Callable[P, int | None]) -> Callable[P, int]:
         except ImportError as error:
             if (error.name or "").partition(".")[0] != "detectron2":
                 raise
-            return _report(str(error))
+            missing = find_spec("detectron2") is None
+            return _report(nonlocal_det.DETECTRON2_MISSING if missing else str(error))
 
     return run
 

@@ -288,7 +288,9 @@ def _point(text: str) -> tuple[float, float] | str:
     try:
         x, y = (float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a pixel such as 320,240") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither auto nor a pixel X,Y such as 320,240"
+        ) from None
     if not (0 <= x < math.inf and 0 <= y < math.inf):
         raise argparse.ArgumentTypeError(f"{text} is outside every picture; pixels count from 0,0")
     return int(x) + 0.5, int(y) + 0.5

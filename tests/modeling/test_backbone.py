@@ -125,6 +125,30 @@ def test_without_our_keys_the_way_out_is_named():
         build_backbone(cfg)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"BLOCK": "foo"}, "BLOCK is 'foo': not known"),
+        ({"BLOCK": "residual", "PAIRWISE": "gaussian"}, "PAIRWISE is 'gaussian': would be ignored"),
+        ({"RES4": [True]}, "RES4 is .*whole numbers"),
+        ({"RES4": ["a"]}, "RES4 is .*whole numbers"),
+        ({"BACKBONE": "build_nonlocal_backbone"}, "BACKBONE is .*cannot wrap itself"),
+        ({"BACKBONE": "foo"}, "BACKBONE is 'foo': not registered"),
+        ({"REDUCTION": 0}, "REDUCTION is 0: must be 1 or more"),
+        ({"NORM": "FrozenBN"}, "NORM is 'FrozenBN': .*dead for ever"),
+    ],
+)
+def test_wrong_options_of_hand_made_configs(changes, message):
+    cfg = get_cfg()
+    add_nonlocal_config(cfg)
+    cfg.MODEL.BACKBONE.NAME = "build_nonlocal_backbone"
+    cfg.MODEL.NONLOCAL.RES4 = [-1]
+    for key, value in changes.items():
+        cfg.MODEL.NONLOCAL[key] = value
+    with pytest.raises(ConfigError, match=message):
+        build_backbone(cfg)
+
+
 def test_nothing_asked_for_is_an_error_for_hand_made_configs_too():
     cfg = get_cfg()
     add_nonlocal_config(cfg)
