@@ -1,6 +1,5 @@
 """What is found in the annotation files of a config's data sets before it is trained."""
 
-import copy
 import json
 import logging
 
@@ -8,35 +7,10 @@ import numpy as np
 import pytest
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from PIL import Image
+from sound_file import COUNTS, sound
 
 from nonlocal_det import ConfigError, get_config
 from nonlocal_det.detection.checks import check_data
-
-POLYGON = [[4, 4, 14, 4, 14, 12, 4, 12]]
-COUNTS = {"size": [30, 40], "counts": [124, 8, 22, 8, 1038]}
-POINTS = [5, 5, 2, 9, 9, 1]
-
-
-def sound():
-    """A file without a fault: two images, two classes, four annotations."""
-    return {
-        "images": [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 30} for i in (1, 2)],
-        "categories": [{"id": 1, "name": "hazel", "keypoints": ["tip", "end"]}, {"id": 2, "name": "walnut"}],
-        "annotations": [
-            {
-                "id": i,
-                "image_id": 1 + i % 2,
-                "category_id": 1 + i // 3,
-                "bbox": [4, 4, 10, 8],
-                "area": 80,
-                "iscrowd": 0,
-                "segmentation": copy.deepcopy(POLYGON),
-                "keypoints": list(POINTS),
-                "num_keypoints": 2,
-            }
-            for i in (1, 2, 3, 4)
-        ],
-    }
 
 
 @pytest.fixture

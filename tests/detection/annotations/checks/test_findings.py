@@ -10,6 +10,7 @@ import pycocotools.mask as mask_util
 import pytest
 from detectron2.data.datasets import load_coco_json
 from PIL import Image
+from sound_file import COUNTS, POLYGON, sound
 
 from nonlocal_det.detection.annotations.checked_file import CheckedFile
 from nonlocal_det.detection.annotations.checks.findings import check_file
@@ -19,33 +20,8 @@ from nonlocal_det.detection.annotations.fixes import MENDABLE, mend
 
 SHARED = Path(__file__).parents[4] / "../shared/data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data")
-POLYGON = [[4, 4, 14, 4, 14, 12, 4, 12]]
-COUNTS = {"size": [30, 40], "counts": [124, 8, 22, 8, 1038]}
 OTHER_SIZE = mask_util.encode(np.asfortranarray(np.ones((40, 30), np.uint8)))
 OTHER_SIZE["counts"] = OTHER_SIZE["counts"].decode()
-POINTS = [5, 5, 2, 9, 9, 1]
-
-
-def sound():
-    """A file without a fault: two images, two classes, four annotations."""
-    return {
-        "images": [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 30} for i in (1, 2)],
-        "categories": [{"id": 1, "name": "hazel", "keypoints": ["tip", "end"]}, {"id": 2, "name": "walnut"}],
-        "annotations": [
-            {
-                "id": i,
-                "image_id": 1 + i % 2,
-                "category_id": 1 + i // 3,
-                "bbox": [4, 4, 10, 8],
-                "area": 80,
-                "iscrowd": 0,
-                "segmentation": copy.deepcopy(POLYGON),
-                "keypoints": list(POINTS),
-                "num_keypoints": 2,
-            }
-            for i in (1, 2, 3, 4)
-        ],
-    }
 
 
 @pytest.fixture
