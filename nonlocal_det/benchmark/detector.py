@@ -152,7 +152,7 @@ class TrainingStep(_DetectorStep):
         self._optimizer = build_optimizer(cfg, self._model)
 
     def warm_up(self) -> None:
-        """Runs on a small image, which makes the optimizer's state, too.
+        """Run on a small image, which makes the optimizer's state, too.
 
         Raises:
             RuntimeError: the loss is not finite, so that the time would mean nothing.

@@ -228,5 +228,5 @@ def test_as_large_as_cocos_training_set(tmp_path):
     command = [sys.executable, "-c", script, str(tmp_path / "large.json"), "--masks"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True)
     *_, verdict, peak = done.stdout.splitlines()
-    assert verdict == "0 kinds of error, 0 of warning"
+    assert verdict == "0 kinds of error, 0 kinds of warning"
     assert int(peak) < 3e9
