@@ -85,7 +85,7 @@ def files(tmp_path):
 
 
 @pytest.mark.usefixtures("fresh_logging")
-@pytest.mark.parametrize("flags, kept", [([], []), (["--eval-only"], ["once_val"])])
+@pytest.mark.parametrize(("flags", "kept"), [([], []), (["--eval-only"], ["once_val"])])
 def test_a_run_reads_each_file_once(files, opened, small_options, tmp_path, flags, kept):
     options = {
         "DATASETS.REGISTER": files,
